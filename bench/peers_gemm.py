@@ -191,7 +191,7 @@ def train_rivals(deep, m, n, k, modes, sa, sb):
         table[:, :k // 128] = sb
         recipe = (ScalingType.BlockWise1x128, table.t(), ScalingType.BlockWise128x128)
     else:
-        recipe = (ScalingType.BlockWise1x128, sb, ScalingType.BlockWise1x128)
+        recipe = (ScalingType.BlockWise1x128, sb.t(), ScalingType.BlockWise1x128)
     out = {"cublaslt": ("blockwise", lambda a, b, d: scaled_mm(
                a, b.t(), sa.t(), recipe[0], recipe[1], recipe[2], output_dtype=torch.bfloat16), torch.bfloat16, False),
            "cublaslt-tensor": ("per tensor", lambda a, b, d: torch._scaled_mm(

@@ -50,6 +50,12 @@ static __device__ __forceinline__ float mma_scale_at(const mma_scale &s, int row
     return s.at[(row >> s.shift) * s.row + block * s.block];
 }
 
+/* The columns of every tile of 8 have one scale of B. */
+static __device__ __forceinline__ bool mma_scale_of_tiles(const mma_args &p)
+{
+    return p.scale_last || p.scale_b.shift > 0;
+}
+
 static __device__ __forceinline__ uint32_t mma_chunk(int row, int chunk)
 {
     return (uint32_t)(row * BK + ((chunk ^ (row & 7)) << 4));
@@ -289,8 +295,9 @@ template <int BLOCK_N> static __device__ __forceinline__ void mma_init(const mma
     __syncthreads(); /* marks are cleared before a thread sets one */
 }
 
-/* Tile `index` of a CTA. WIDTH: columns of a warp's results. */
-template <int KIND, int E5_A, int E5_B, int WIDTH>
+/* Tile `index` of a CTA. WIDTH: columns of a warp's results. HALVES: by mma_block_halves, which needs one scale of B
+ * for each 8 columns. */
+template <int KIND, int E5_A, int E5_B, int WIDTH, bool HALVES = false>
 static __device__ __forceinline__ void mma_large_tile(const mma_args &p, int64_t index, uint8_t *shared)
 {
     enum { BLOCK_N = 2 * WIDTH };
@@ -303,9 +310,6 @@ static __device__ __forceinline__ void mma_large_tile(const mma_args &p, int64_t
 
     mma_locate(p, index, &tile_m, &tile_n);
     const int row = tile_m * LARGE_M, col = tile_n * BLOCK_N;
-    /* all columns of the warp have one scale of B */
-    const bool one_scale = p.scale_last || (p.scale_b.shift && (col + warp_col) >> p.scale_b.shift ==
-                                                                   (col + warp_col + WIDTH - 1) >> p.scale_b.shift);
     mma_init<BLOCK_N>(p, s);
     ptx_grid_dependency_wait();
     ptx_launch_dependents();
@@ -316,7 +320,6 @@ static __device__ __forceinline__ void mma_large_tile(const mma_args &p, int64_t
     }
     for (int kb = 0; kb < p.blocks; kb++) {
         mma_stage<BLOCK_N> *stage = &s->stage[now];
-        float acc[WARP_M / 16][WIDTH / 8][4];
 
         mma_copy_wait(p.stages);
         if (KIND == KIND_DECODE && !E5_A)
@@ -328,14 +331,21 @@ static __device__ __forceinline__ void mma_large_tile(const mma_args &p, int64_t
         if (kb + p.stages - 1 < p.blocks)
             mma_load_stage<BLOCK_N>(p, &s->stage[next], row, col, kb + p.stages - 1);
         mma_copy_commit();
-        mma_block<KIND, E5_A, E5_B, WARP_M / 16, WIDTH / 8>(ptx_shared(stage->a) + lane_a,
-                                                            ptx_shared(stage->b) + lane_b, acc);
-        if (one_scale)
-            mma_promote_rows<WARP_M / 16, WIDTH / 8>(stage->scale_a + warp_row, stage->scale_b[warp_col],
-                                                     mma_unit<KIND, E5_A, E5_B>(), acc, fin);
-        else
-            mma_promote<WARP_M / 16, WIDTH / 8>(stage->scale_a + warp_row, stage->scale_b + warp_col,
-                                                mma_unit<KIND, E5_A, E5_B>(), acc, fin);
+        if constexpr (HALVES) {
+            mma_block_halves<KIND, E5_A, E5_B, WIDTH / 8>(ptx_shared(stage->a) + lane_a, ptx_shared(stage->b) + lane_b,
+                                                          stage->scale_a + warp_row, stage->scale_b + warp_col, fin);
+        } else {
+            float acc[WARP_M / 16][WIDTH / 8][4];
+
+            mma_block<KIND, E5_A, E5_B, WARP_M / 16, WIDTH / 8>(ptx_shared(stage->a) + lane_a,
+                                                                ptx_shared(stage->b) + lane_b, acc);
+            if (mma_scale_of_tiles(p))
+                mma_promote_tiles<WIDTH / 8>(0, WARP_M / 16 * WIDTH / 8, stage->scale_a + warp_row,
+                                             stage->scale_b + warp_col, mma_unit<KIND, E5_A, E5_B>(), acc, fin);
+            else
+                mma_promote<WARP_M / 16, WIDTH / 8>(stage->scale_a + warp_row, stage->scale_b + warp_col,
+                                                    mma_unit<KIND, E5_A, E5_B>(), acc, fin);
+        }
         now = now + 1 == p.stages ? 0 : now + 1;
         next = next + 1 == p.stages ? 0 : next + 1;
     }
@@ -344,12 +354,18 @@ static __device__ __forceinline__ void mma_large_tile(const mma_args &p, int64_t
                                                s->nan_b + warp_col, row + warp_row, col + warp_col, fin);
 }
 
-/* CTAS: the CTAs of an SM. */
+/* CTAS: the CTAs of an SM. By halves the wide tile is 3 % faster; with integer decoding it gains 0.5 % and spills on
+ * sm_120. */
 template <int KIND, int E5_A, int E5_B, int WIDTH, int CTAS>
 static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const __grid_constant__ mma_args p)
 {
     extern __shared__ __align__(128) uint8_t shared[];
 
+    if constexpr (KIND == KIND_CONVERT && WIDTH == 48)
+        if (mma_scale_of_tiles(p)) {
+            mma_large_tile<KIND, E5_A, E5_B, WIDTH, true>(p, blockIdx.x, shared);
+            return;
+        }
     mma_large_tile<KIND, E5_A, E5_B, WIDTH>(p, blockIdx.x, shared);
 }
 

@@ -170,23 +170,52 @@ static __device__ __forceinline__ void mma_promote(const float *scale_a, const f
     }
 }
 
-/* The same where all columns have the scale of B's first one: a product of scales a row, not one for each result. */
-template <int MT, int NT>
-static __device__ __forceinline__ void mma_promote_rows(const float *scale_a, float scale_b, float unit,
-                                                        float (*acc)[NT][4], float (*fin)[NT][4])
+/* The same of tiles `from` to `to` of 16 x 8 results, NT in a row, where the 8 columns of a tile have one scale. */
+template <int NT>
+static __device__ __forceinline__ void mma_promote_tiles(int from, int to, const float *scale_a, const float *scale_b,
+                                                         float unit, float (*acc)[NT][4], float (*fin)[NT][4])
 {
     const int lane = threadIdx.x % 32;
 
 #pragma unroll
-    for (int i = 0; i < MT; i++) {
-        const float upper = scale_a[16 * i + lane / 4] * scale_b, lower = scale_a[16 * i + lane / 4 + 8] * scale_b;
+    for (int t = from; t < to; t++) {
+        const int i = t / NT, j = t % NT;
+        const float upper = scale_a[16 * i + lane / 4] * scale_b[8 * j],
+                    lower = scale_a[16 * i + lane / 4 + 8] * scale_b[8 * j];
 
 #pragma unroll
-        for (int j = 0; j < NT; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                fin[i][j][e] = __fmaf_rn(e < 2 ? upper : lower, acc[i][j][e] * unit, fin[i][j][e]);
+        for (int e = 0; e < 4; e++)
+            fin[i][j][e] = __fmaf_rn(e < 2 ? upper : lower, acc[i][j][e] * unit, fin[i][j][e]);
     }
+}
+
+/* The products of one block of k of 64 x 8 NT results and their scales, by halves of the rows: the scales of the first
+ * half beside the products of the second. The columns of a tile have one scale. */
+template <int KIND, int E5_A, int E5_B, int NT>
+static __device__ __forceinline__ void mma_block_halves(uint32_t a, uint32_t b, const float *scale_a,
+                                                        const float *scale_b, float (*fin)[NT][4])
+{
+    enum { STEPS = BK / 16, TILES = 2 * NT };
+    const float unit = mma_unit<KIND, E5_A, E5_B>();
+    uint32_t code_a[2][4], code_b[2][NT];
+    float acc[2][2][NT][4];
+
+    mma_load<8 * NT>(code_b[0], b);
+    mma_load<32>(code_a[0], a);
+#pragma unroll
+    for (int s = 0; s < 2 * STEPS; s++) {
+        const int half = s / STEPS, next = s + 1;
+
+        if (next < 2 * STEPS) {
+            mma_load<8 * NT>(code_b[next % 2], b ^ (next % STEPS) << 4);
+            mma_load<32>(code_a[next % 2], (a ^ (next % STEPS) << 4) + next / STEPS * 32 * BK);
+        }
+        mma_multiply_codes<KIND, E5_A, E5_B, 2, NT>(code_a[s % 2], code_b[s % 2], s % STEPS > 0, acc[half]);
+        if (half)
+            mma_promote_tiles<NT>((s - STEPS) * TILES / STEPS, (s - STEPS + 1) * TILES / STEPS, scale_a, scale_b, unit,
+                                  acc[0], fin);
+    }
+    mma_promote_tiles<NT>(0, TILES, scale_a + 32, scale_b, unit, acc[1], fin + 2);
 }
 
 #endif

@@ -158,25 +158,30 @@ static __global__ void __launch_bounds__(256) gemm_split_sum(const __grid_consta
     const int pairs = (p.n + 1) / 2, i = (int)(blockIdx.x * 256 + threadIdx.x), row = i / pairs, col = i % pairs * 2;
     const int64_t step = (int64_t)p.m * p.n;
     const float *from = q.sum + (int64_t)row * p.n + col;
-    float x[2] = {0, 0};
+    const bool both = p.n % 2 == 0; /* the two columns are one aligned word */
+    float2 v[PARTS], x;
 
     ptx_grid_dependency_wait();
     ptx_launch_dependents();
     if (row >= p.m)
         return;
 #pragma unroll
-    for (int c = 0; c < 2; c++)
-        if (col + c < p.n) {
-            float v[PARTS];
+    for (int part = 0; part < PARTS; part++) {
+        const float *at = from + part * step;
 
-#pragma unroll
-            for (int part = 0; part < PARTS; part++)
-                v[part] = part < q.split ? __ldcg(from + part * step + c) : 0;
-            x[c] = (v[0] + v[1]) + (v[2] + v[3]);
-            if (q.split == PARTS)
-                x[c] += (v[4] + v[5]) + (v[6] + v[7]);
-        }
-    mma_store_two(p, row, col, x[0], x[1]);
+        v[part] = make_float2(0, 0);
+        if (part < q.split && both)
+            v[part] = __ldcg((const float2 *)at);
+        else if (part < q.split)
+            v[part] = make_float2(__ldcg(at), col + 1 < p.n ? __ldcg(at + 1) : 0);
+    }
+    x.x = (v[0].x + v[1].x) + (v[2].x + v[3].x);
+    x.y = (v[0].y + v[1].y) + (v[2].y + v[3].y);
+    if (q.split == PARTS) {
+        x.x += (v[4].x + v[5].x) + (v[6].x + v[7].x);
+        x.y += (v[4].y + v[5].y) + (v[6].y + v[7].y);
+    }
+    mma_store_two(p, row, col, x.x, x.y);
 }
 
 #endif

@@ -389,8 +389,11 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const gemm_variant *v = &variants[kernel->param[0]];
     const int64_t waves = ridge_ceil_div(tiles_of(v, problem), (int64_t)device->units * v->ctas);
 
-    return 5 + (problem->dtype[0] == RIDGE_I8 ? 0 : 3) +
-           (double)waves * (2 + v->stage_us * (double)problem->dim[1] / STAGE_COLS) * 1.98 / device->clock_ghz;
+    const double products =
+        (double)waves * (2 + v->stage_us * (double)problem->dim[1] / STAGE_COLS) * 1.98 / device->clock_ghz;
+    const double load = q8_0_bytes(problem) * 1e-3 / device->copy_gbps;
+
+    return 5 + (problem->dtype[0] == RIDGE_I8 ? 0 : 3) + (products > load ? products : load);
 }
 
 #define ROW(op_name, op_id, name, variant)                                                                       \

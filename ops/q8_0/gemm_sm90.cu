@@ -517,9 +517,11 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 
     if (rest)
         waves += (split > 2 && rest * split > device->units * 7 / 8 ? 2.0 : 1.0) / split;
-    return 7 + (problem->dtype[0] == RIDGE_I8 ? 0 : 3) +
-           ((split > 1 ? 3 : 0) + waves * v->stage_us * (double)problem->dim[1] / STAGE_COLS) * 1.98 /
-               device->clock_ghz;
+    const double products =
+        ((split > 1 ? 3 : 0) + waves * v->stage_us * (double)problem->dim[1] / STAGE_COLS) * 1.98 / device->clock_ghz;
+    const double load = q8_0_bytes(problem) * 1e-3 / device->copy_gbps;
+
+    return 7 + (problem->dtype[0] == RIDGE_I8 ? 0 : 3) + (products > load ? products : load);
 }
 
 #define ROW(op_name, op_id, name, variant)                                                                            \
