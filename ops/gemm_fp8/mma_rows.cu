@@ -258,7 +258,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const double sums = split ? 0.5 + 1.5e-3 * (double)split_workspace(device, kernel, problem) / device->copy_gbps : 0;
     const double moved = few ? n * k : m * k + n * k + 2 * m * n;
     const bool slow = problem->inputs_align < 4 || (problem->packed && problem->dim[2] % 16);
-    double per_sm = count / device->units, us = per_sm * single, waves;
+    double per_sm = count / device->units, us = few ? per_sm * single : 0, waves;
 
     us = us < per_sm * macs / tensor ? per_sm * macs / tensor : us;
     if (!few) {
@@ -286,16 +286,16 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     }
 #define ROW(name, arch_min, tile, rate, arithmetic) ROW_OF(name, arch_min, tile, rate, arithmetic, NULL)
 
-/* param: the tile; multiply-adds a clock of a CTA that has an SM of an H200 to itself. */
+/* param: the tile; multiply-adds a clock of a CTA that has an SM to itself, of gemm_split of all of an SM's (H100). */
 static const ridge_kernel rows[] = {
-    ROW("mma_f16cvt.128x96", RIDGE_ARCH_SM89, 5, 507, F16),
-    ROW("mma_f16cvt.128x64", RIDGE_ARCH_SM89, 6, 440, F16),
+    ROW("mma_f16cvt.128x96", RIDGE_ARCH_SM89, 5, 528, F16),
+    ROW("mma_f16cvt.128x64", RIDGE_ARCH_SM89, 6, 432, F16),
     ROW("mma_f16cvt.16x32", RIDGE_ARCH_SM89, 7, 283, F16),
     ROW("mma_f16cvt.32x32", RIDGE_ARCH_SM89, 8, 356, F16),
     ROW_OF("mma_f16cvt.64x128", RIDGE_ARCH_SM89, 9, 575, F16, split_workspace),
     ROW("mma_fp8.128x64", RIDGE_ARCH_SM89, 10, 339, FP8),
-    ROW("mma_f16.128x96", RIDGE_ARCH_SM80, 0, 372, F16),
-    ROW("mma_f16.128x64", RIDGE_ARCH_SM80, 1, 299, F16),
+    ROW("mma_f16.128x96", RIDGE_ARCH_SM80, 0, 384, F16),
+    ROW("mma_f16.128x64", RIDGE_ARCH_SM80, 1, 297, F16),
     ROW("mma_f16.16x32", RIDGE_ARCH_SM80, 2, 193, F16),
     ROW("mma_f16.32x32", RIDGE_ARCH_SM80, 3, 258, F16),
     ROW_OF("mma_f16.64x128", RIDGE_ARCH_SM80, 4, 410, F16, split_workspace),
