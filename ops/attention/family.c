@@ -3,14 +3,15 @@
 
 extern const ridge_op_row ridge_op_kv_append, ridge_op_attention_decode, ridge_op_attention_prefill;
 extern const ridge_kernel_list ridge_cuda_kv_append, ridge_cuda_attention, ridge_cuda_attention_tile,
-    ridge_cuda_attention_chunk, ridge_cuda_attention_prefill, ridge_cpu_attention, ridge_cpu_attention_prefill;
+    ridge_cuda_attention_chunk, ridge_cuda_attention_prefill, ridge_cuda_attention_prefill_sm90, ridge_cpu_attention,
+    ridge_cpu_attention_prefill;
 
 static const ridge_op_row *const ops[] = {&ridge_op_kv_append, &ridge_op_attention_decode, &ridge_op_attention_prefill};
 
 static const ridge_kernel_list *const rows[] = {
 #if RIDGE_HAVE_CUDA
     &ridge_cuda_kv_append,       &ridge_cuda_attention_tile,    &ridge_cuda_attention,
-    &ridge_cuda_attention_chunk, &ridge_cuda_attention_prefill,
+    &ridge_cuda_attention_chunk, &ridge_cuda_attention_prefill, &ridge_cuda_attention_prefill_sm90,
 #endif
     &ridge_cpu_attention,        &ridge_cpu_attention_prefill,  NULL};
 
