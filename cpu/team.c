@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "cpu/num.h"
 #include "cpu/team.h"
 #include "src/util.h"
 
@@ -221,5 +222,22 @@ void ridge_team_end(ridge_team *team)
     if (team->late >= LATE_MOST) {
         team->late = LATE_AGAIN;
         team->busy_until = end + ridge_min(team->busy_wait * PAUSE, 1000000000);
+    }
+}
+
+void ridge_team_run(double us, int64_t parts, void (*work)(const void *args, int64_t i), const void *args)
+{
+    /* So that work is not inlined: no arithmetic may move across the change of mode. */
+    void (*volatile const call)(const void *, int64_t) = work;
+    ridge_team *team = ridge_team_begin(us, parts);
+
+#pragma omp parallel num_threads(team->threads)
+    {
+        unsigned mode = ridge_fp_begin();
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < parts; i++)
+            call(args, i);
+        ridge_fp_end(mode);
+        ridge_team_end(team);
     }
 }

@@ -27,6 +27,10 @@ void ridge_team_limit(ridge_team *team, int64_t threads);
 /* Each thread of the region calls it when its work is done. */
 void ridge_team_end(ridge_team *team);
 
+/* Calls work(args, i) for 0 <= i < parts in the threads of such a region, every thread in the rounding mode of
+ * cpu/num.h. */
+void ridge_team_run(double us, int64_t parts, void (*work)(const void *args, int64_t i), const void *args);
+
 /* Reads the most threads of a region, for ridge_open: OpenMP's default if the program has chosen it (`chosen`),
  * otherwise no more than the processors of the affinity mask and of the cgroups. Later calls of omp_set_num_threads
  * are followed. */

@@ -17,6 +17,7 @@ ALLOWED = {
     ("ops/moe", "ops/q8_0"),             # the products of experts are those of Q8_0
     ("ops/experts", "ops/swiglu"),       # moe_swiglu_quantize is swiglu_fwd and moe_permute_quantize in one kernel
     ("ops/experts", "ops/quantize_fp8"), # whose tiles its groups consist of
+    ("ops/experts", "ops/moe"),          # moe_route_bwd needs the scores of moe_route
     ("ops/moe", "ops/blocks"),           # and those of block formats,
     ("ops/blocks", "ops/moe"),           # whose files compile the experts' kernels beside their own
     ("check/moe", "check/blocks"),       # weights in block formats, made and taken apart

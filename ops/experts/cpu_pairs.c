@@ -58,8 +58,9 @@ static void store(const experts_matrix *m, int64_t row, int64_t col, float value
     ridge_store_element(&x, row * m->stride + col, value);
 }
 
-static void combine_token(const combine_args *a, int64_t t)
+static void combine_token(const void *args, int64_t t)
 {
+    const combine_args *a = args;
     for (int64_t j = 0; j < a->cols; j++) {
         float sum = 0.0f;
 
@@ -78,8 +79,9 @@ static void combine_token(const combine_args *a, int64_t t)
     }
 }
 
-static void combine_bwd_token(const combine_args *a, int64_t t)
+static void combine_bwd_token(const void *args, int64_t t)
 {
+    const combine_args *a = args;
     for (int32_t s = 0; s < a->slots; s++) {
         const int32_t row = a->place[t * a->place_stride + s];
         const bool valid = row >= 0 && row < a->pairs;
@@ -107,22 +109,11 @@ static void combine_bwd_token(const combine_args *a, int64_t t)
 static ridge_status launch_combine(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                    void *workspace, size_t bytes, void *stream)
 {
-    /* Through a pointer, so that no arithmetic moves across the change of mode. */
-    void (*volatile const token)(const combine_args *, int64_t) =
-        kernel->op == RIDGE_MOE_COMBINE ? combine_token : combine_bwd_token;
     const combine_args a = combine_args_of(&bound->call);
-    ridge_team *team = ridge_team_begin((double)a.pairs * (double)a.cols / 500, a.tokens);
 
     (void)device, (void)workspace, (void)bytes, (void)stream;
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static) nowait
-        for (int64_t t = 0; t < a.tokens; t++)
-            token(&a, t);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    ridge_team_run((double)a.pairs * (double)a.cols / 500, a.tokens,
+                   kernel->op == RIDGE_MOE_COMBINE ? combine_token : combine_bwd_token, &a);
     return RIDGE_OK;
 }
 

@@ -130,8 +130,9 @@ static void quantize_tile(const quantize_call *a, int32_t e, int64_t tile, int64
     }
 }
 
-static void quantize_row_of_tiles(const quantize_call *a, int64_t tile)
+static void quantize_row_of_tiles(const void *args, int64_t tile)
 {
+    const quantize_call *a = args;
     int32_t e = 0;
 
     while (a->tile[e + 1] <= tile)
@@ -143,10 +144,7 @@ static void quantize_row_of_tiles(const quantize_call *a, int64_t tile)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t bytes, void *stream)
 {
-    /* Through a pointer, so that no arithmetic moves across the change of mode. */
-    void (*volatile const work)(const quantize_call *, int64_t) = quantize_row_of_tiles;
     quantize_call a;
-    ridge_team *team;
     int32_t *offsets_t;
 
     (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
@@ -154,16 +152,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     offsets_t = a.q[4].data;
     for (int32_t e = 0; e <= a.experts && offsets_t; e++)
         offsets_t[e] = a.tile[e] * RIDGE_GROUP;
-    team = ridge_team_begin((double)a.pairs * (double)a.cols / 100, a.tile[a.experts]);
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static) nowait
-        for (int64_t tile = 0; tile < a.tile[a.experts]; tile++)
-            work(&a, tile);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    ridge_team_run((double)a.pairs * (double)a.cols / 100, a.tile[a.experts], quantize_row_of_tiles, &a);
     return RIDGE_OK;
 }
 

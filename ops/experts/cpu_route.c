@@ -2,12 +2,12 @@
 #include "args.h"
 #include "cpu/num.h"
 #include "cpu/team.h"
+#include "ops/moe/cpu_route.h"
 #include "src/math/experts.h"
 
-/* The scores of a row in place of its logits, which `logit` keeps for the experts. Returns whether any is NaN. */
+/* The logits of a row and their scores. Returns whether any is NaN. */
 static bool score_row(const route_bwd_args *a, int64_t t, float *logit, float *score)
 {
-    float max = ridge_float(0xff800000u), part[RIDGE_ROUTE_PARTS] = {0};
     bool bad = false;
 
     for (int32_t e = 0; e < a->experts; e++) {
@@ -15,35 +15,10 @@ static bool score_row(const route_bwd_args *a, int64_t t, float *logit, float *s
 
         logit[e] = a->logit_bias ? l + a->logit_bias[e] : l;
         bad = bad || logit[e] != logit[e];
-        max = logit[e] > max ? logit[e] : max;
     }
-    for (int32_t e = 0; e < a->experts && a->rule == RIDGE_ROUTE_SOFTMAX; e++)
-        if (logit[e] == logit[e]) {
-            score[e] = ridge_route_exp(logit[e], max);
-            part[e % RIDGE_ROUTE_PARTS] += score[e];
-        }
-    for (int s = RIDGE_ROUTE_PARTS / 2; s > 0; s /= 2)
-        for (int p = 0; p < s; p++)
-            part[p] += part[p + s];
-    for (int32_t e = 0; e < a->experts; e++)
-        if (logit[e] == logit[e])
-            score[e] = a->rule == RIDGE_ROUTE_SOFTMAX ? score[e] / part[0] : ridge_route_score(a->rule, logit[e]);
+    memcpy(score, logit, (size_t)a->experts * sizeof *score);
+    route_scores(a->rule, a->experts, score);
     return bad;
-}
-
-/* w, the scores of the slots, become the softmax over those with an expert. */
-static void softmax_of_slots(const route_bwd_args *a, const bool *valid, float *w)
-{
-    float max = ridge_float(0xff800000u), sum = 0.0f;
-
-    for (int32_t s = 0; s < a->slots; s++)
-        max = valid[s] && w[s] > max ? w[s] : max;
-    for (int32_t s = 0; s < a->slots; s++) {
-        w[s] = valid[s] && w[s] == w[s] ? ridge_route_exp(w[s], max) : 0.0f;
-        sum += w[s];
-    }
-    for (int32_t s = 0; s < a->slots; s++)
-        w[s] = w[s] / sum;
 }
 
 /* d of each slot from w, and the sum of d * w that the two softmaxes subtract. */
@@ -64,8 +39,9 @@ static float slot_gradients(const route_bwd_args *a, int64_t t, const bool *vali
     return dot;
 }
 
-static void token(const route_bwd_args *a, int64_t t)
+static void token(const void *args, int64_t t)
 {
+    const route_bwd_args *a = args;
     const int32_t *ids = a->ids + t * a->ids_stride;
     const ridge_operand out = {a->dlogits.data, a->dlogits.stride, a->dlogits.dtype, 0};
     float logit[RIDGE_MOE_MAX_EXPERTS], score[RIDGE_MOE_MAX_EXPERTS], w[RIDGE_MOE_MAX_SLOTS], d[RIDGE_MOE_MAX_SLOTS];
@@ -78,7 +54,7 @@ static void token(const route_bwd_args *a, int64_t t)
         w[s] = valid[s] && !bad ? score[ids[s]] : 0.0f;
     }
     if (a->rule == RIDGE_ROUTE_TOPK_SOFTMAX)
-        softmax_of_slots(a, valid, w);
+        route_softmax_of_slots(a->slots, valid, w);
     dot = slot_gradients(a, t, valid, w, d);
     for (int32_t e = 0; e < a->experts; e++) {
         float sum = 0.0f, result;
@@ -99,21 +75,10 @@ static void token(const route_bwd_args *a, int64_t t)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t bytes, void *stream)
 {
-    /* Through a pointer, so that no arithmetic moves across the change of mode. */
-    void (*volatile const work)(const route_bwd_args *, int64_t) = token;
     const route_bwd_args a = route_bwd_args_of(&bound->call);
-    ridge_team *team = ridge_team_begin((double)(a.tokens * a.experts) * (a.slots + 8) / 1000, a.tokens);
 
     (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static) nowait
-        for (int64_t t = 0; t < a.tokens; t++)
-            work(&a, t);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    ridge_team_run((double)(a.tokens * a.experts) * (a.slots + 8) / 1000, a.tokens, token, &a);
     return RIDGE_OK;
 }
 

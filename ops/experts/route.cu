@@ -1,33 +1,8 @@
 /* route.cu: moe_route_bwd on CUDA. A warp a token: lane i has the experts i, i + 32, ..., and slot i. Bytes moved: the
  * logits and their gradient. */
 #include "args.h"
-#include "cuda/launch.cuh"
-#include "cuda/num.cuh"
+#include "ops/moe/route.cuh"
 #include "src/math/experts.h"
-
-enum { THREADS = 32 };
-#define WARP 0xffffffffu
-
-/* The sum of v over the slots, in their order, in every lane. */
-static __device__ __forceinline__ float sum_slots(float v, int slots)
-{
-    float sum = 0.0f;
-
-    for (int s = 0; s < slots; s++)
-        sum += __shfl_sync(WARP, v, s);
-    return sum;
-}
-
-static __device__ __forceinline__ float warp_max(float v)
-{
-#pragma unroll
-    for (int s = 16; s > 0; s /= 2) {
-        const float other = __shfl_xor_sync(WARP, v, s);
-
-        v = other > v ? other : v;
-    }
-    return v;
-}
 
 /* The logits of this lane's experts, and their scores. Returns whether any of the row is NaN. */
 template <int PER>
@@ -146,34 +121,9 @@ static ridge_status prepare(const ridge_device *device)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                            size_t, void *stream)
 {
-    route_bwd_args p = route_bwd_args_of(&bound->call);
-    const int size = p.experts <= 128 ? 0 : p.experts <= 256 ? 1 : p.experts <= 512 ? 2 : 3;
-
-    if (p.tokens == 0)
-        return RIDGE_OK;
-    return host_launch(device, kernel->name, functions[size], dim3((unsigned)p.tokens), THREADS, &p, stream);
+    return route_launch(device, kernel, functions, THREADS, route_bwd_args_of(&bound->call), stream);
 }
 
-static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
-{
-    return problem->dim[0] > 0x7fffffff ? "more than 2^31 - 1 tokens" : NULL;
-}
-
-static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
-{
-    return 2 + (double)problem->dim[0] * (double)problem->dim[1] * 8e-3 / device->copy_gbps;
-}
-
-static const ridge_kernel rows[] = {{"cuda.moe_route_bwd.warp",
-                                     RIDGE_MOE_ROUTE_BWD,
-                                     RIDGE_ARCH_SM80,
-                                     RIDGE_ARCH_CUDA_LAST,
-                                     RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
-                                     0,
-                                     {},
-                                     why_not,
-                                     NULL,
-                                     cost,
-                                     launch}};
+static const ridge_kernel rows[] = {ROUTE_ROW("cuda.moe_route_bwd.warp", RIDGE_MOE_ROUTE_BWD, launch)};
 
 extern "C" const ridge_kernel_list ridge_cuda_experts_route = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

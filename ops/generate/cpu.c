@@ -53,8 +53,9 @@ static float weight(const embed_args *a, int64_t id, int64_t j)
     return load(a->table_dtype, a->table, id * a->stride + j);
 }
 
-static void embed_token(const embed_args *a, int64_t t)
+static void embed_token(const void *args, int64_t t)
 {
+    const embed_args *a = args;
     const int64_t id = a->ids64 ? ((const int64_t *)a->ids)[t] : ((const int32_t *)a->ids)[t];
     const bool known = id >= 0 && id < a->vocab;
 
@@ -66,21 +67,10 @@ static void embed_token(const embed_args *a, int64_t t)
 static ridge_status launch_embed(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                  void *workspace, size_t bytes, void *stream)
 {
-    /* Through a pointer, so that no arithmetic moves across the change of mode. */
-    void (*volatile const token)(const embed_args *, int64_t) = embed_token;
     const embed_args a = embed_args_of(&bound->call);
-    ridge_team *team = ridge_team_begin((double)(a.tokens * a.cols) / 512, a.tokens);
 
     (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static) nowait
-        for (int64_t t = 0; t < a.tokens; t++)
-            token(&a, t);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    ridge_team_run((double)(a.tokens * a.cols) / 512, a.tokens, embed_token, &a);
     return RIDGE_OK;
 }
 
@@ -252,8 +242,9 @@ static int64_t sample_row(const sample_args *a, int64_t row)
     return few ? number[token] : token;
 }
 
-static void sample_one(const sample_args *a, int64_t row)
+static void sample_one(const void *args, int64_t row)
 {
+    const sample_args *a = args;
     const int64_t token = sample_row(a, row);
 
     if (a->token64)
@@ -265,21 +256,11 @@ static void sample_one(const sample_args *a, int64_t row)
 static ridge_status launch_sample(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                   void *workspace, size_t bytes, void *stream)
 {
-    void (*volatile const one)(const sample_args *, int64_t) = sample_one;
     sample_args a = sample_args_of(&bound->call);
-    ridge_team *team = ridge_team_begin((double)(a.rows * a.vocab) / 64, a.rows);
 
     (void)device, (void)kernel, (void)bytes, (void)stream;
     a.copy = a.past ? (float *)workspace : NULL;
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static) nowait
-        for (int64_t row = 0; row < a.rows; row++)
-            one(&a, row);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    ridge_team_run((double)(a.rows * a.vocab) / 64, a.rows, sample_one, &a);
     return RIDGE_OK;
 }
 

@@ -2,12 +2,11 @@
 #include "args.h"
 #include "cpu/num.h"
 #include "cpu/team.h"
-#include "src/math/moe.h"
+#include "cpu_route.h"
 
 /* A row's logits as scores, and the keys of the choice. Returns whether any choice is NaN. */
 static bool score_row(const route_args *a, int64_t t, float *score, uint32_t *key)
 {
-    float max = ridge_float(0xff800000u), part[RIDGE_ROUTE_PARTS] = {0};
     bool bad = false;
 
     for (int32_t e = 0; e < a->experts; e++) {
@@ -16,19 +15,9 @@ static bool score_row(const route_args *a, int64_t t, float *score, uint32_t *ke
             a->bf16 ? ridge_f32_from_bf16(((const uint16_t *)a->logits)[at]) : ((const float *)a->logits)[at];
 
         score[e] = a->logit_bias ? l + a->logit_bias[e] : l;
-        max = score[e] > max ? score[e] : max;
     }
-    for (int32_t e = 0; e < a->experts && a->rule == RIDGE_ROUTE_SOFTMAX; e++)
-        if (score[e] == score[e]) {
-            score[e] = ridge_route_exp(score[e], max);
-            part[e % RIDGE_ROUTE_PARTS] += score[e];
-        }
-    for (int s = RIDGE_ROUTE_PARTS / 2; s > 0; s /= 2)
-        for (int p = 0; p < s; p++)
-            part[p] += part[p + s];
+    route_scores(a->rule, a->experts, score);
     for (int32_t e = 0; e < a->experts; e++) {
-        if (score[e] == score[e])
-            score[e] = a->rule == RIDGE_ROUTE_SOFTMAX ? score[e] / part[0] : ridge_route_score(a->rule, score[e]);
         key[e] = ridge_route_key(a->bias ? score[e] + a->bias[e] : score[e]);
         bad = bad || key[e] == RIDGE_ROUTE_NAN;
     }
@@ -68,19 +57,10 @@ static void choose_groups(const route_args *a, uint32_t *key)
 /* The weights of the chosen from their scores; valid: the slot has an expert. */
 static void weigh(const route_args *a, bool bad, const bool *valid, float *w)
 {
-    float max = ridge_float(0xff800000u), sum = 0.0f;
+    float sum = 0.0f;
 
-    if (a->rule == RIDGE_ROUTE_TOPK_SOFTMAX) {
-        for (int32_t s = 0; s < a->slots; s++)
-            max = valid[s] && w[s] > max ? w[s] : max;
-        for (int32_t s = 0; s < a->slots; s++) {
-            w[s] = valid[s] && w[s] == w[s] ? ridge_route_exp(w[s], max) : 0.0f;
-            sum += w[s];
-        }
-        for (int32_t s = 0; s < a->slots; s++)
-            w[s] = w[s] / sum;
-    }
-    sum = 0.0f;
+    if (a->rule == RIDGE_ROUTE_TOPK_SOFTMAX)
+        route_softmax_of_slots(a->slots, valid, w);
     for (int32_t s = 0; s < a->slots; s++)
         sum += valid[s] ? w[s] : 0.0f;
     for (int32_t s = 0; s < a->slots; s++) {
@@ -89,8 +69,9 @@ static void weigh(const route_args *a, bool bad, const bool *valid, float *w)
     }
 }
 
-static void route_token(const route_args *a, int64_t t)
+static void route_token(const void *args, int64_t t)
 {
+    const route_args *a = args;
     int32_t *ids = a->ids + t * a->ids_stride;
     float score[RIDGE_MOE_MAX_EXPERTS], w[RIDGE_MOE_MAX_SLOTS];
     uint32_t key[RIDGE_MOE_MAX_EXPERTS];
@@ -119,21 +100,10 @@ static void route_token(const route_args *a, int64_t t)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t bytes, void *stream)
 {
-    /* Through a pointer, so that no arithmetic moves across the change of mode. */
-    void (*volatile const token)(const route_args *, int64_t) = route_token;
     const route_args a = route_args_of(&bound->call);
-    ridge_team *team = ridge_team_begin((double)(a.tokens * a.experts) * (a.slots + 8) / 1000, a.tokens);
 
     (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static) nowait
-        for (int64_t t = 0; t < a.tokens; t++)
-            token(&a, t);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    ridge_team_run((double)(a.tokens * a.experts) * (a.slots + 8) / 1000, a.tokens, route_token, &a);
     return RIDGE_OK;
 }
 

@@ -3,34 +3,10 @@
  * tokens a CTA is a token: eight warps score, an expert a thread, and leave scores and keys in shared memory for the
  * first; of many tokens a CTA is a warp that does both. Bytes moved: the logits. */
 #include "args.h"
-#include "cuda/launch.cuh"
-#include "cuda/num.cuh"
+#include "route.cuh"
 #include "src/math/moe.h"
 
 enum { FEW = 16, SCORERS = 256 }; /* tokens that get a CTA each; its threads */
-#define WARP 0xffffffffu
-
-/* The sum of v over the slots before `slots`, in their order, in every lane. */
-static __device__ __forceinline__ float sum_slots(float v, int slots)
-{
-    float sum = 0.0f;
-
-    for (int s = 0; s < slots; s++)
-        sum += __shfl_sync(WARP, v, s);
-    return sum;
-}
-
-/* The largest v of the warp, in every lane; none of them is NaN. */
-static __device__ __forceinline__ float warp_max(float v)
-{
-#pragma unroll
-    for (int s = 16; s > 0; s /= 2) {
-        const float other = __shfl_xor_sync(WARP, v, s);
-
-        v = other > v ? other : v;
-    }
-    return v;
-}
 
 /* The scores of this lane's experts, in place of their logits, and the keys of the choice. Returns whether any choice
  * of the row is NaN. */
@@ -188,7 +164,7 @@ static __device__ __forceinline__ void choose(const route_args &p, int64_t t, in
 
 /* ---------------------------------------------------------------------------------------------------------- kernels */
 
-template <int PER> static __global__ void __launch_bounds__(32) moe_route(const __grid_constant__ route_args p)
+template <int PER> static __global__ void __launch_bounds__(THREADS) moe_route(const __grid_constant__ route_args p)
 {
     __shared__ uint32_t keys[32 * PER];
     __shared__ float scores[32 * PER];
@@ -316,35 +292,12 @@ static ridge_status prepare(const ridge_device *device)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                            size_t, void *stream)
 {
-    route_args p = route_args_of(&bound->call);
-    const int few = p.tokens <= FEW, size = p.experts <= 128 ? 0 : p.experts <= 256 ? 1 : p.experts <= 512 ? 2 : 3;
+    const route_args p = route_args_of(&bound->call);
+    const int few = p.tokens <= FEW;
 
-    if (p.tokens == 0)
-        return RIDGE_OK;
-    return host_launch(device, kernel->name, functions[few][size], dim3((unsigned)p.tokens), few ? SCORERS : 32, &p,
-                       stream);
+    return route_launch(device, kernel, functions[few], few ? SCORERS : THREADS, p, stream);
 }
 
-static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
-{
-    return problem->dim[0] > 0x7fffffff ? "more than 2^31 - 1 tokens" : NULL;
-}
-
-static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
-{
-    return 2 + (double)problem->dim[0] * (double)problem->dim[1] * 8e-3 / device->copy_gbps;
-}
-
-static const ridge_kernel rows[] = {{"cuda.moe_route.warp",
-                                     RIDGE_MOE_ROUTE,
-                                     RIDGE_ARCH_SM80,
-                                     RIDGE_ARCH_CUDA_LAST,
-                                     RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
-                                     0,
-                                     {},
-                                     why_not,
-                                     NULL,
-                                     cost,
-                                     launch}};
+static const ridge_kernel rows[] = {ROUTE_ROW("cuda.moe_route.warp", RIDGE_MOE_ROUTE, launch)};
 
 extern "C" const ridge_kernel_list ridge_cuda_moe_route = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
