@@ -27,24 +27,34 @@ int ridge_kernel_count(void)
 
 const ridge_kernel *ridge_kernel_at(int index)
 {
-    const ridge_kernel_list *list;
+    for (int f = 0; ridge_families[f]; f++)
+        for (int i = 0; ridge_families[f]->rows[i]; i++) {
+            const ridge_kernel_list *list = ridge_families[f]->rows[i];
 
-    for (int i = 0; (list = list_at(i)) != NULL; i++) {
-        if (index < list->count)
-            return &list->row[index];
-        index -= list->count;
-    }
+            if (index < list->count)
+                return &list->row[index];
+            index -= list->count;
+        }
+    return NULL;
+}
+
+/* The row of a list with this name; NULL if none has it. */
+static const ridge_kernel *find_in(const ridge_kernel_list *list, const char *name, size_t length)
+{
+    for (int i = 0; i < list->count; i++)
+        if (strncmp(list->row[i].name, name, length) == 0 && !list->row[i].name[length])
+            return &list->row[i];
     return NULL;
 }
 
 const ridge_kernel *ridge_kernel_find(const char *name, size_t length)
 {
-    const ridge_kernel *kernel;
+    const ridge_kernel *kernel = NULL;
 
-    for (int i = 0; (kernel = ridge_kernel_at(i)) != NULL; i++)
-        if (strlen(kernel->name) == length && memcmp(kernel->name, name, length) == 0)
-            return kernel;
-    return NULL;
+    for (int f = 0; ridge_families[f] && !kernel; f++)
+        for (int i = 0; ridge_families[f]->rows[i] && !kernel; i++)
+            kernel = find_in(ridge_families[f]->rows[i], name, length);
+    return kernel;
 }
 
 ridge_backend_id ridge_kernel_backend(const ridge_kernel *kernel)
