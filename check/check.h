@@ -101,6 +101,8 @@ typedef struct image {
     struct image_memo {
         double *reference, *bound;
         unsigned char *bits[4];
+        void *own; /* or another form of that, of one family */
+        void (*free_own)(void *own);
     } * memo;
 } image;
 

@@ -148,6 +148,8 @@ void image_free(image *im)
         free(im->memo->bound);
         for (int i = 0; i < 4; i++)
             free(im->memo->bits[i]);
+        if (im->memo->own)
+            im->memo->free_own(im->memo->own);
     }
     free(im->memo);
     free(im->host);

@@ -93,7 +93,8 @@ static void decode_cases(const ridge_op_row *op, case_level level, case_list *li
         {"tokens=4 heads=6 kv_heads=2 head_dim=32 positions=97", {.fill = FILL_GROUPS}},
         {"tokens=2 heads=4 kv_heads=2 head_dim=128 positions=300", {.fill = FILL_UNIT, .slices = true}},
         {"tokens=1 heads=4 kv_heads=2 head_dim=64 positions=200", {.fill = FILL_EDGE}},
-        {"tokens=16 heads=16 kv_heads=4 head_dim=128 positions=1500", {.fill = FILL_UNIT, .repeats = 20}},
+        /* for a GPU's many SMs; a CPU takes seconds, and positions=1030 has 9 pieces for it */
+        {"tokens=16 heads=16 kv_heads=4 head_dim=128 positions=1500", {.fill = FILL_UNIT, .repeats = 20, .gpu = true}},
         {"tokens=33 heads=6 kv_heads=2 head_dim=16 positions=400", {.fill = FILL_NORMAL, .slices = true}},
         {"tokens=6 heads=8 kv_heads=1 head_dim=128 positions=1024", {.fill = FILL_UNIT, .variant = LAST_TOKENS}},
         {"tokens=9 heads=8 kv_heads=2 head_dim=64 positions=1030", {.fill = FILL_UNIT, .repeats = 20}},
@@ -118,9 +119,12 @@ static void prefill_cases(const ridge_op_row *op, case_level level, case_list *l
         {"tokens=5 heads=20 kv_heads=1 head_dim=48 positions=90", {.fill = FILL_UNIT, .pad = 3, .shift = 1}},
         {"tokens=20 heads=4 kv_heads=2 head_dim=64 positions=140", {.fill = FILL_EDGE}},
         {"tokens=20 heads=6 kv_heads=2 head_dim=128 positions=97", {.fill = FILL_GROUPS, .slices = true}},
+        /* for a GPU's many SMs; the last shape has as many pieces for a CPU */
         {"tokens=100 heads=8 kv_heads=2 head_dim=128 positions=700",
-         {.fill = FILL_UNIT, .variant = LAST_TOKENS, .repeats = 20}},
+         {.fill = FILL_UNIT, .variant = LAST_TOKENS, .repeats = 20, .gpu = true}},
         {"tokens=3 heads=2 kv_heads=1 head_dim=512 positions=140", {.fill = FILL_UNIT}},
+        {"tokens=36 heads=2 kv_heads=1 head_dim=128 positions=700",
+         {.fill = FILL_UNIT, .variant = LAST_TOKENS, .repeats = 20}},
     };
 
     add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], attention_forms, FLOAT_FORMS);

@@ -23,11 +23,6 @@ static double input(const ce_subject *s, int arg, int64_t r, int64_t j)
     return dtype_load(oracle_address(s->im, s->im->host, arg, r, j), s->im->call.arg[arg].dtype);
 }
 
-static double *zeros(int64_t count)
-{
-    return calloc((size_t)(count > 0 ? count : 1), sizeof(double));
-}
-
 /* ------------------------------------------------------------------------------------------------------ the inputs */
 
 static void slots(ce_subject *s)
@@ -335,6 +330,31 @@ static void products(const ce_subject *s, ce_result *r)
     }
 }
 
+/* How far the logits' gradients put dx and dw off. */
+static void products_of_errors(ce_subject *s)
+{
+#pragma omp parallel for schedule(static) if (s->tokens * s->vocab > 20000)
+    for (int64_t b = 0; b < s->tokens; b++)
+        for (int64_t c = 0; c < s->vocab && s->y[b] >= 0; c++) {
+            const double error = s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c]);
+
+            for (int64_t j = 0; j < s->hidden; j++)
+                s->dx_error[b * s->hidden + j] += error * fabs(s->w[c * s->hidden + j]);
+        }
+#pragma omp parallel for schedule(static) if (s->tokens * s->vocab > 20000)
+    for (int64_t c = 0; c < s->vocab; c++)
+        for (int64_t b = 0; b < s->tokens; b++) {
+            const double error = s->dz_error[b * s->vocab + c] + 0x1p-20 * fabs(s->ref.dz[b * s->vocab + c]);
+
+            if (s->y[b] < 0)
+                continue;
+            for (int64_t j = 0; j < s->hidden; j++)
+                s->dw_error[c * s->hidden + j] += error * fabs(s->x[b * s->hidden + j]) * s->copies;
+            for (int64_t j = 0; j < s->hidden && s->y[b] == s->offset + c; j++)
+                s->dw_lse_error[c * s->hidden + j] += s->lse_error[b] * fabs(s->x[b * s->hidden + j]) * s->copies;
+        }
+}
+
 static bool makes_gradients(const ce_subject *s)
 {
     return s->dx_arg >= 0 || s->im->call.op == RIDGE_CE_BWD;
@@ -359,83 +379,114 @@ static void evaluate(ce_subject *s, ce_result *r, bool model)
 
 /* ------------------------------------------------------------------------------------------------------------- call */
 
-enum { TENSORS = 24 };
-
-static bool allocate(ce_subject *s, double **memory)
+static void free_subject(void *subject)
 {
-    const int64_t logits = s->tokens * s->vocab, x = s->tokens * s->hidden, w = s->vocab * s->hidden;
-    const int64_t size[TENSORS] = {s->tokens, x,      w,         logits,    s->total,  s->tokens, s->tokens, logits,
-                                   logits,    logits, s->tokens, s->tokens, s->tokens, s->tokens, x,         w,
-                                   s->vocab,  logits, logits,    s->tokens, s->tokens, s->tokens, s->tokens, s->tokens};
-    double **const at[TENSORS] = {NULL,
-                                  &s->x,
-                                  &s->w,
-                                  &s->dot,
-                                  &s->cw,
-                                  &s->delta,
-                                  &s->far,
-                                  &s->dz_error,
-                                  &s->ref.z,
-                                  &s->ref.dz,
-                                  &s->ref.lse,
-                                  &s->ref.target,
-                                  &s->ref.loss,
-                                  &s->ref.entropy,
-                                  &s->ref.dx,
-                                  &s->ref.dw,
-                                  &s->ref.dbias,
-                                  &s->model.z,
-                                  &s->model.dz,
-                                  &s->model.lse,
-                                  &s->model.target,
-                                  &s->model.loss,
-                                  &s->model.entropy,
-                                  &s->lse_error};
-    bool good = true;
+    ce_subject *s = subject;
 
-    for (int i = 0; i < TENSORS; i++) {
-        memory[i] = zeros(size[i]);
-        good = good && memory[i];
-        if (at[i])
-            *at[i] = memory[i];
+    free(s->memory);
+    free(s->y);
+    free(s);
+}
+
+/* Zeros for all tensors; false: no memory. */
+static bool allocate(ce_subject *s)
+{
+    const int64_t tokens = s->tokens, logits = s->tokens * s->vocab, x = s->tokens * s->hidden,
+                  w = s->vocab * s->hidden;
+    const struct {
+        double **at;
+        int64_t count;
+    } tensor[] = {{&s->x, x},
+                  {&s->w, w},
+                  {&s->dot, logits},
+                  {&s->cw, s->total},
+                  {&s->delta, tokens},
+                  {&s->far, tokens},
+                  {&s->dz_error, logits},
+                  {&s->lse_error, tokens},
+                  {&s->dx_error, x},
+                  {&s->dw_error, w},
+                  {&s->dw_lse_error, w},
+                  {&s->ref.z, logits},
+                  {&s->ref.dz, logits},
+                  {&s->ref.lse, tokens},
+                  {&s->ref.target, tokens},
+                  {&s->ref.loss, tokens},
+                  {&s->ref.entropy, tokens},
+                  {&s->ref.dx, x},
+                  {&s->ref.dw, w},
+                  {&s->ref.dbias, s->vocab},
+                  {&s->model.z, logits},
+                  {&s->model.dz, logits},
+                  {&s->model.lse, tokens},
+                  {&s->model.target, tokens},
+                  {&s->model.loss, tokens},
+                  {&s->model.entropy, tokens},
+                  {&s->model.dx, x},
+                  {&s->model.dw, w},
+                  {&s->model.dbias, s->vocab}};
+    int64_t all = 1;
+
+    for (size_t i = 0; i < sizeof tensor / sizeof tensor[0]; i++)
+        all += tensor[i].count;
+    s->memory = calloc((size_t)all, sizeof(double));
+    s->y = calloc((size_t)tokens + 1, sizeof *s->y);
+    if (!s->memory || !s->y)
+        return false;
+    all = 0;
+    for (size_t i = 0; i < sizeof tensor / sizeof tensor[0]; i++) {
+        *tensor[i].at = s->memory + all;
+        all += tensor[i].count;
     }
-    s->y = (int64_t *)(void *)memory[0];
-    s->model.dx = zeros(x);
-    s->model.dw = zeros(w);
-    s->model.dbias = zeros(s->vocab);
-    return good && s->model.dx && s->model.dw && s->model.dbias;
+    return true;
+}
+
+/* The evaluations of an image's inputs; NULL: no memory. */
+static ce_subject *evaluate_image(const image *im)
+{
+    const ridge_call *call = &im->call;
+    const uint32_t dtype = call->arg[0].dtype;
+    ce_subject *s = calloc(1, sizeof *s);
+
+    if (!s)
+        return NULL;
+    s->im = im;
+    s->rows = call->dim[0];
+    s->o = call->opt.ce;
+    s->tokens = im->fill == FILL_PERIOD && s->rows % IMAGE_PERIOD == 0 ? IMAGE_PERIOD : s->rows;
+    s->copies = s->tokens ? (double)s->rows / (double)s->tokens : 1;
+    s->given = call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD;
+    s->hidden = s->given ? 0 : call->dim[1];
+    s->vocab = call->dim[s->given ? 1 : 2];
+    s->offset = s->o.vocab_offset;
+    s->total = s->o.vocab_total ? s->o.vocab_total : s->vocab;
+    s->hv = (call->flags & RIDGE_CE_W_HV) != 0;
+    s->bits = dtype == RIDGE_BF16 ? 8 : dtype == RIDGE_F16 ? 11 : 18;
+    slots(s);
+    if (!allocate(s)) {
+        free_subject(s);
+        return NULL;
+    }
+    read_inputs(s);
+    evaluate(s, &s->ref, false);
+    evaluate(s, &s->model, true);
+    if (s->dx_arg >= 0)
+        products_of_errors(s);
+    return s;
 }
 
 void oracle_ce(oracle_run *run)
 {
-    const ridge_call *call = &run->im->call;
-    const uint32_t dtype = call->arg[0].dtype;
-    ce_subject s = {.run = run, .im = run->im, .rows = call->dim[0], .o = call->opt.ce};
-    double *memory[TENSORS] = {0};
-    bool good;
+    struct image_memo *memo = run->im->memo;
+    ce_subject *s = memo->own ? memo->own : evaluate_image(run->im);
 
-    s.tokens = run->im->fill == FILL_PERIOD && s.rows % IMAGE_PERIOD == 0 ? IMAGE_PERIOD : s.rows;
-    s.copies = s.tokens ? (double)s.rows / (double)s.tokens : 1;
-    s.given = call->op == RIDGE_CE_FWD || call->op == RIDGE_CE_BWD;
-    s.hidden = s.given ? 0 : call->dim[1];
-    s.vocab = call->dim[s.given ? 1 : 2];
-    s.offset = s.o.vocab_offset;
-    s.total = s.o.vocab_total ? s.o.vocab_total : s.vocab;
-    s.hv = (call->flags & RIDGE_CE_W_HV) != 0;
-    s.bits = dtype == RIDGE_BF16 ? 8 : dtype == RIDGE_F16 ? 11 : 18;
-    slots(&s);
-    good = allocate(&s, memory);
-    if (good) {
-        read_inputs(&s);
-        evaluate(&s, &s.ref, false);
-        evaluate(&s, &s.model, true);
-        oracle_ce_check(&s);
-    } else {
+    if (!s) {
         oracle_fail(run, "the oracle ran out of memory");
+        return;
     }
-    for (int i = 0; i < TENSORS; i++)
-        free(memory[i]);
-    free(s.model.dx);
-    free(s.model.dw);
-    free(s.model.dbias);
+    memo->own = s;
+    memo->free_own = free_subject;
+    s->im = run->im;
+    s->run = run;
+    oracle_ce_check(s);
 }

@@ -33,7 +33,9 @@ typedef struct ce_subject {
     double *delta, *far; /* [tokens]: error of a logit; sum p |z - lse| */
     double *dz_error;    /* [tokens, vocab] */
     double *lse_error;   /* [tokens]: of dL/du at the target, by the rounding of a fresh lse to f32 */
+    double *dx_error, *dw_error, *dw_lse_error; /* of dx and dw, but for their own rounding; of dw by that of the lse */
     ce_result ref, model;
+    double *memory; /* all of these */
 } ce_subject;
 
 static inline bool oracle_has(const ce_subject *s, int arg)

@@ -101,38 +101,53 @@ static void store(uint32_t dtype, void *memory, int64_t i, double x)
         ((float *)memory)[i] = ridge_f32_canonical((float)x);
 }
 
-static double reference_element(const gemm_args *g, const double value[2][256], int64_t i, int64_t j)
-{
-    const uint8_t *a = g->a + i * g->lda, *b = g->b + j * g->ldb;
-    const double *of_a = value[g->a_e5m2], *of_b = value[g->b_e5m2];
-    double sum = 0;
+/* Elements of a row that are summed side by side: an addition waits for the one before it in its own sum only. */
+enum { REFERENCE_COLS = 4 };
 
+/* The products of columns j ..; behind the last one, that one again. */
+static void reference_elements(const gemm_args *g, const double value[2][256], int64_t i, int64_t j,
+                               double sum[REFERENCE_COLS])
+{
+    const uint8_t *a = g->a + i * g->lda, *b[REFERENCE_COLS];
+    const double *of_a = value[g->a_e5m2], *of_b = value[g->b_e5m2];
+
+    for (int c = 0; c < REFERENCE_COLS; c++) {
+        b[c] = g->b + ridge_min(j + c, g->n - 1) * g->ldb;
+        sum[c] = 0;
+    }
     for (int64_t block = 0; block < blocks(g->k); block++) {
         const int64_t end = ridge_min(g->k, (block + 1) * GEMM_BLOCK);
-        double part = 0;
+        double part[REFERENCE_COLS] = {0};
 
         for (int64_t k = block * GEMM_BLOCK; k < end; k++)
-            part += of_a[a[k]] * of_b[b[k]];
-        sum += g->whole ? part
-                        : (double)(gemm_scale_at(&g->scale_a, i, block) * gemm_scale_at(&g->scale_b, j, block)) * part;
+            for (int c = 0; c < REFERENCE_COLS; c++)
+                part[c] += of_a[a[k]] * of_b[b[c][k]];
+        for (int c = 0; c < REFERENCE_COLS; c++)
+            sum[c] += g->whole ? part[c]
+                               : (double)(gemm_scale_at(&g->scale_a, i, block) *
+                                          gemm_scale_at(&g->scale_b, ridge_min(j + c, g->n - 1), block)) *
+                                     part[c];
     }
-    if (g->whole && g->k)
-        sum *= (double)(gemm_scale_at(&g->scale_a, i, 0) * gemm_scale_at(&g->scale_b, j, 0));
-    return sum;
+    for (int c = 0; c < REFERENCE_COLS && g->whole && g->k; c++)
+        sum[c] *=
+            (double)(gemm_scale_at(&g->scale_a, i, 0) * gemm_scale_at(&g->scale_b, ridge_min(j + c, g->n - 1), 0));
 }
 
 static void reference_row(const gemm_args *g, const double value[2][256], int64_t i)
 {
     unsigned char *d = g->d + i * g->ldd * (g->dtype == RIDGE_F32 ? 4 : 2);
+    double sum[REFERENCE_COLS];
 
     for (int64_t j = 0; j < g->n; j++) {
-        double sum = reference_element(g, value, i, j);
+        double *at = &sum[j % REFERENCE_COLS];
 
+        if (j % REFERENCE_COLS == 0)
+            reference_elements(g, value, i, j, sum);
         if (g->bias)
-            sum += load(g->bias_dtype, g->bias, j);
+            *at += load(g->bias_dtype, g->bias, j);
         if (g->accumulate)
-            sum += load(g->dtype, d, j);
-        store(g->dtype, d, j, sum);
+            *at += load(g->dtype, d, j);
+        store(g->dtype, d, j, *at);
     }
 }
 
