@@ -4,9 +4,12 @@
 #
 # These flags change no result: there are no traps to preserve and no errno, and contraction stays off.
 set(cpu_options -O3 -fno-math-errno -fno-trapping-math)
+if(RIDGE_SANITIZE) # the checks in unrolled vector code cost gcc up to 43 s a file at -O3, 7 s at -O1
+    set(cpu_options -O1 -fno-math-errno -fno-trapping-math)
+endif()
 set(simd_sources)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # 5 to 13 % on the SiLU rows (docs/lessons.md)
+    if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND NOT RIDGE_SANITIZE) # 5 to 13 % on the SiLU rows (docs/lessons.md)
         set(schedule -fschedule-insns -fsched-pressure)
     endif()
     set(flags_avx2 -mavx2 -mfma -mf16c)

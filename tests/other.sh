@@ -2,7 +2,7 @@
 # other.sh ROOT BUILD KIND: a second build, CPU only, with another compiler or a sanitizer, and a short test of it.
 set -eu
 root=$1 dir=$2/other-$3
-target=all
+target=all # or what of it the test runs
 configure() {
     cmake -S "$root" -B "$dir" -G Ninja -DRIDGE_CUDA=OFF "$@" >"$dir.log" 2>&1 || { cat "$dir.log"; exit 1; }
     cmake --build "$dir" --target $target >"$dir.log" 2>&1 || { tail -40 "$dir.log"; exit 1; }
@@ -13,6 +13,7 @@ clang)
     "$dir/ridge" test --quick --device cpu --quiet
     ;;
 asan)
+    target=sanitized
     configure -DRIDGE_SANITIZE=address,undefined
     rows=cpu
     ! grep -qs avx2 /proc/cpuinfo || rows=cpu:avx2 # avx512's rows are the same sources, and time is short
@@ -26,6 +27,7 @@ asan)
     done
     ;;
 tsan) # without OpenMP: libgomp's own synchronisation is invisible to ThreadSanitizer; the host code is what this checks
+    target=test_threads
     configure -DRIDGE_OPENMP=OFF -DRIDGE_SANITIZE=thread -DRIDGE_TOOLS=OFF
     "$dir/tests/test_threads"
     ;;
