@@ -116,6 +116,14 @@ static ridge_status product(const ce_job *j, int what, bool sums)
         what = CE_PROBS_BEND;
     else if (spread && !picks)
         what = CE_STATS_SPREAD;
+    if (what == CE_STATS_TOP && !p->bias && p->softcap == 0.0f && !g.only_gathers) {
+        status = status ? status : w_map(j, &g, p->vocab, 1, true);
+        if (!status)
+            status = ce_logits_launch(j->device, j->name, CE_STATS_TOP_PLAIN, &g, j->stream);
+        if (status || j->c.x_compact)
+            return status;
+        g.only_gathers = 1; /* only the device knows which of the two has work */
+    }
     if (!status)
         status = w_map(j, &g, p->vocab, 1, ce_is_pingpong(what));
     return status ? status : ce_logits_launch(j->device, j->name, what, &g, j->stream);

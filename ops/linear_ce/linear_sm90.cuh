@@ -12,7 +12,7 @@
  * no compact x: the producer gathers the listed rows. *_BEND: with the gradient of the
  * entropy; CE_STATS_SPREAD: with the entropy, and no other output of CE_STATS_OPTIONS. CE_STATS_TOP and
  * CE_STATS_DRAW: with options, the entropy, and the lists or the draws of top.cuh, but no other output of
- * CE_STATS_OPTIONS. */
+ * CE_STATS_OPTIONS; CE_STATS_TOP_PLAIN: of the options only the temperature. */
 enum {
     CE_STATS_OPTIONS = CE_PROBS + 1,
     CE_PROBS_OPTIONS,
@@ -22,7 +22,8 @@ enum {
     CE_STATS_TOP,
     CE_STATS_DRAW,
     CE_PROBS_BEND,
-    CE_STATS_SPREAD
+    CE_STATS_SPREAD,
+    CE_STATS_TOP_PLAIN
 };
 
 typedef struct ce_logits_args {
@@ -42,19 +43,19 @@ typedef struct ce_logits_args {
 
 ridge_status ce_logits_launch(const ridge_device *device, const char *name, int what, ce_logits_args *g, void *stream);
 ridge_status ce_logits_prepare(const ridge_device *device);
-/* logits_pingpong_sm90.cu: the four kinds of ce_is_pingpong, after ce_logits_launch has chosen the parts. */
+/* logits_pingpong_sm90.cu: the kinds of ce_is_pingpong, after ce_logits_launch has chosen the parts. */
 ridge_status ce_pingpong_launch(const ridge_device *device, const char *name, int what, ce_logits_args *g,
                                 unsigned blocks, void *stream);
 ridge_status ce_pingpong_prepare(const ridge_device *device);
 static inline bool ce_is_pingpong(int what)
 {
-    return what == CE_STATS || what == CE_PROBS || what == CE_PROBS_BEND || what == CE_STATS_SPREAD;
+    return what <= CE_PROBS || what >= CE_PROBS_BEND;
 }
 
 /* Parts of a row's sum that a work tile of several tiles makes. */
 static inline int ce_parts_of_tile(int what)
 {
-    return what == CE_STATS || what == CE_STATS_SPREAD ? 2 : 1;
+    return what == CE_STATS || what >= CE_STATS_SPREAD ? 2 : 1;
 }
 
 /* The most parts that a row's sum has: in train they take workspace from the chunks. */

@@ -8,9 +8,8 @@
  *     CE_STATS_TOP      maximum, sum and entropy of each row with every option, and the lists of its top classes
  *     CE_STATS_DRAW     the same, and the class that is drawn
  *
- * CE_STATS, CE_STATS_SPREAD, CE_PROBS and CE_PROBS_BEND are in logits_pingpong_sm90.cu. */
-#include "logits_epilogue_sm90.cuh"
-#include "top.cuh"
+ * The other kinds are in logits_pingpong_sm90.cu. */
+#include "picks_sm90.cuh"
 
 typedef struct coop_smem {
     gemm16_coop product;
@@ -20,8 +19,9 @@ typedef struct coop_smem {
 
 /* The kinds that make P^T. */
 #define PROBS_OF(what) ((what) == CE_PROBS_OPTIONS || (what) == CE_PROBS_OPTIONS_BEND)
-/* Those that pick classes. */
+/* Those that pick classes. What they keep of their rows lies where the others' panels do. */
 #define PICKS_OF(what) ((what) == CE_STATS_TOP || (what) == CE_STATS_DRAW)
+static_assert(sizeof(pick_smem) <= 2 * G16_PANEL, "a consumer has two panels");
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -129,189 +129,11 @@ static __device__ __forceinline__ void consume_sample(const ce_logits_args &a, c
     }
 }
 
-/* The four threads of a quad have two rows: what is known of their lists of this part. */
-typedef struct top_rows {
-    float least[2];
-    int count[2];
-} top_rows;
-
-static __device__ __forceinline__ uint64_t *top_list(const ce_logits_args &a, int row, int part)
-{
-    return a.c.p.top + ((int64_t)(row - (int)a.c.begin) * a.c.p.parts + part) * CE_TOP_LIST;
-}
-
-/* By a warp: cuts the lists of row h of its quads that have no room for another step. */
-static __device__ __forceinline__ void top_make_room(const ce_logits_args &a, const row_state &t, int part, int h,
-                                                     top_rows *top)
-{
-    uint32_t full = __ballot_sync(~0u, top->count[h] > CE_TOP_LIST - CE_TOP_STEP) & 0x11111111;
-
-    while (full) {
-        const int lane = __ffs((int)full) - 1, row = __shfl_sync(~0u, t.row[h], lane);
-        float least;
-        const int count = top_cut(top_list(a, row, part), __shfl_sync(~0u, top->count[h], lane), a.c.p.top_k, &least);
-
-        if ((int)(threadIdx.x % 32) / 4 == lane / 4) {
-            top->least[h] = least;
-            top->count[h] = count;
-        }
-        full &= full - 1;
-    }
-}
-
-/* A tile of 64 x 256 logits to the lists; most groups have none that belongs there. */
-static __device__ __forceinline__ void add_top(const ce_logits_args &a, const gemm16_plan &w, const row_state &t,
-                                               int part, int col, const float *acc, top_rows *top)
-{
-    const int own = threadIdx.x % 4, first = col + 2 * own, left = w.n - first;
-
-#pragma unroll 1
-    for (int g = 0; g < GROUPS; g++) {
-        float v[GROUP];
-
-        take_group(acc, g, v);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t mask = 0;
-
-#pragma unroll
-            for (int i = 0; i < GROUP / 2; i++) {
-                const int at = g * GROUP_COLUMNS + 8 * (i / 2) + i % 2;
-
-                mask |= (uint32_t)(top_may(v[i / 2 * 4 + 2 * h + i % 2], top->least[h]) && at < left) << i;
-            }
-            mask = t.live[h] ? mask : 0;
-            if (!__any_sync(~0u, mask != 0))
-                continue;
-            const int mine = __popc(mask);
-            int sum = mine;
-
-#pragma unroll
-            for (int up = 1; up < 4; up *= 2) {
-                const int before = __shfl_up_sync(~0u, sum, up, 4);
-
-                sum += own >= up ? before : 0;
-            }
-            uint64_t *to = top_list(a, t.row[h], part) + top->count[h] + sum - mine;
-
-            top->count[h] += __shfl_sync(~0u, sum, 3, 4);
-#pragma unroll
-            for (int i = 0; i < GROUP / 2; i++)
-                if (mask >> i & 1)
-                    *to++ = top_entry(v[i / 2 * 4 + 2 * h + i % 2], first + g * GROUP_COLUMNS + 8 * (i / 2) + i % 2);
-            top_make_room(a, t, part, h, top);
-        }
-    }
-}
-
-/* A thread's two rows: the best entries of its draws, and their tokens. */
-typedef struct draw_rows {
-    uint64_t best[2];
-    int token[2];
-} draw_rows;
-
-static __device__ __forceinline__ uint64_t quad_max(uint64_t x)
-{
-    x = max(x, __shfl_xor_sync(~0u, x, 1));
-    return max(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-/* Before a work tile. Whichever entry of other work tiles is there already: it only spares scores. */
-static __device__ __forceinline__ draw_rows draw_rows_of(const ce_logits_args &a, const gemm16_plan &w, int first)
-{
-    const ce_params &p = a.c.p;
-    draw_rows d = {};
-
-#pragma unroll
-    for (int h = 0; h < 2 && p.draw; h++) {
-        const int row = (int)a.c.begin + min(first + 8 * h, w.m - 1);
-
-        d.best[h] = __ldcg((const unsigned long long *)p.draw + row);
-        d.token[h] = p.list[row];
-    }
-    return d;
-}
-
-/* A tile of 64 x 256 logits to the draws; after the first tiles few groups have one that may be drawn. */
-static __device__ __forceinline__ void add_draw(const ce_logits_args &a, const gemm16_plan &w, int col,
-                                                const float *acc, draw_rows *d)
-{
-    enum { EACH = GROUP / 2 }; /* of a row: 4 of each of two blocks of 16 classes */
-    const int own = threadIdx.x % 4, first = col + 2 * own, left = w.n - first;
-    const ce_params &p = a.c.p;
-    const int64_t block = (p.offset + col) / 16;
-    uint64_t seed[2], counter[2];
-
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        seed[h] = (uint64_t)p.seed[d->token[h]];
-        counter[h] = (uint64_t)p.counter[d->token[h]];
-        d->best[h] = quad_max(d->best[h]);
-    }
-#pragma unroll 1
-    for (int g = 0; g < GROUPS; g++) {
-        float v[GROUP];
-
-        take_group(acc, g, v);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float bound = draw_bound(d->best[h]);
-            uint32_t word[EACH], mask = 0;
-
-            ridge_draw_words(seed[h], counter[h], block + 2 * g, own, word);
-            ridge_draw_words(seed[h], counter[h], block + 2 * g + 1, own, word + 4);
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                const int at = g * GROUP_COLUMNS + 8 * (i / 2) + i % 2;
-
-                mask |= (uint32_t)(draw_may(v[i / 2 * 4 + 2 * h + i % 2], word[i], bound) && at < left) << i;
-            }
-#pragma unroll 1
-            for (; mask; mask &= mask - 1) {
-                const int k = __ffs((int)mask) - 1;
-                float z = 0.0f;
-                uint32_t of_class = 0;
-
-#pragma unroll
-                for (int i = 0; i < EACH; i++) {
-                    z = i == k ? v[i / 2 * 4 + 2 * h + i % 2] : z;
-                    of_class = i == k ? word[i] : of_class;
-                }
-                d->best[h] = max(d->best[h], top_entry(ridge_draw_score(z, of_class),
-                                                       first + g * GROUP_COLUMNS + 8 * (k / 2) + k % 2));
-            }
-            __syncwarp();
-        }
-    }
-}
-
-/* After a work tile. */
-static __device__ __forceinline__ void store_draws(const ce_logits_args &a, const row_state &t, const draw_rows &d)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const uint64_t best = quad_max(d.best[h]);
-
-        if (t.live[h] && threadIdx.x % 4 == 0)
-            atomicMax((unsigned long long *)a.c.p.draw + t.row[h], (unsigned long long)best);
-    }
-}
-
-/* After a work tile. */
-static __device__ __forceinline__ void store_counts(const ce_logits_args &a, const row_state &t, int part,
-                                                    const top_rows &top)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        if (t.live[h] && threadIdx.x % 4 == 0)
-            a.c.p.top_count[(int64_t)t.row[h] * a.c.p.parts + part] = top.count[h];
-}
-
 /* The epilogue of a tile of 64 x 256. */
 template <int BF16, int WHAT>
 static __device__ __forceinline__ void epilogue(const ce_logits_args &a, const gemm16_plan &w, gemm16_coop *s,
                                                 int consumer, int part, int col, row_state *t, row_sums *sums,
-                                                top_rows *top, draw_rows *draws, float *acc)
+                                                float *acc)
 {
     constexpr int OPTIONS = WHAT == CE_STATS_OPTIONS || PICKS_OF(WHAT) || PROBS_OF(WHAT);
     constexpr int WITH = PROB_OPTIONS | (WHAT == CE_PROBS_OPTIONS_BEND ? PROB_BEND : 0);
@@ -325,19 +147,8 @@ static __device__ __forceinline__ void epilogue(const ce_logits_args &a, const g
 #pragma unroll
         for (int h = 0; h < 2; h++)
             add_logits<G16_COOP_N, 0>(sums, h, acc);
-    if (WHAT == CE_STATS_TOP) {
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            add_logits<G16_COOP_N, 1>(sums, h, acc);
-        if (a.c.p.top_k)
-            add_top(a, w, *t, part, col, acc, top);
-    }
-    if (WHAT == CE_STATS_DRAW) {
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            add_logits<G16_COOP_N, 1>(sums, h, acc);
-        add_draw(a, w, col, acc, draws);
-    }
+    if (PICKS_OF(WHAT))
+        add_picks<G16_COOP_N, WHAT == CE_STATS_DRAW>(a, w, (pick_smem *)s->d[consumer][0], 0, col, acc);
     if (WHAT == CE_STATS_OPTIONS) {
         columns_to_shared(a, w, s, consumer, col, true);
         add_stats_options(a, w, s, consumer, *t, part, col, acc);
@@ -367,29 +178,22 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, coop_sme
         float acc[G16_COOP_N / 2];
         row_state t = {};
         row_sums sums = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
-        top_rows top = {{CUDART_NAN_F, CUDART_NAN_F}, {0, 0}};
-        draw_rows draws = {};
+        pick_smem *picks = (pick_smem *)s->product.d[consumer][0];
 
-        if (WHAT == CE_STATS_DRAW)
-            draws = draw_rows_of(a, w, local);
+        if (PICKS_OF(WHAT))
+            pick_begin(picks, 64, local - pick_first(), work.part);
         if (WHAT != CE_STATS_OPTIONS && !PICKS_OF(WHAT)) /* there it would spill */
             t = rows_of<PROBS_OF(WHAT)>(a, w, local);
         for (int col = tile_n * G16_COOP_N, end = col + work.count * G16_COOP_N; col < end; col += G16_COOP_N) {
             gemm16_mainloop<BF16, 0, MN_B, gemm16_coop>(at, w.k_blocks, consumer, &state, acc);
             if (WHAT == CE_STATS_OPTIONS || PICKS_OF(WHAT))
                 t = rows_of<0>(a, w, local);
-            epilogue<BF16, WHAT>(a, w, &s->product, consumer, work.part, col, &t, &sums, &top, &draws, acc);
+            epilogue<BF16, WHAT>(a, w, &s->product, consumer, work.part, col, &t, &sums, acc);
         }
         if (WHAT == CE_STATS_GATHER)
             store_part<0>(a, w, sums, local, work.part);
-        if (PICKS_OF(WHAT) && !a.only_top && a.c.p.full)
-            store_part<1>(a, w, sums, local, work.part);
-        if (PICKS_OF(WHAT) && !a.only_top && !a.c.p.full)
-            store_part<0>(a, w, sums, local, work.part);
-        if (WHAT == CE_STATS_TOP && a.c.p.top_k)
-            store_counts(a, t, work.part, top);
-        if (WHAT == CE_STATS_DRAW)
-            store_draws(a, t, draws);
+        if (PICKS_OF(WHAT))
+            store_picks(a, w, picks, 0);
         if (PROBS_OF(WHAT) && a.sums)
             store_sums(a, t, work.part);
     }
@@ -500,7 +304,8 @@ int ce_row_parts(const ridge_device *device, const ridge_problem *problem)
     if (ce_wants_top(problem)) { /* lists of at most CE_TOP_ROWS rows: 16 parts of so many, more of fewer rows */
         const int64_t pairs = ridge_ceil_div(ridge_min(problem->dim[0], CE_TOP_ROWS), G16_CLUSTER * G16_BLOCK_M);
 
-        return (int)ridge_min(tiles, ridge_min(clusters, ridge_max(256 / ridge_max(pairs, 1), 16)));
+        return (int)ridge_max(ridge_min(own, 2), /* a pingpong work tile makes two */
+                              ridge_min(tiles, ridge_min(clusters, ridge_max(256 / ridge_max(pairs, 1), 16))));
     }
     /* every tile may be a part until there are as many as clusters; of more tiles most are in pairs */
     return (int)ridge_min(ridge_max(tiles - tiles / 3, ridge_min(own, ridge_max(clusters, 2))), ridge_max(most, 2));

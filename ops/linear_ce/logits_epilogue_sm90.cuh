@@ -28,6 +28,12 @@ typedef struct logits_plan {
     int compact;          /* A is the compact x */
 } logits_plan;
 
+/* Of a thread's two rows, over the tiles of a work tile: of its own columns the maximum, the sum, and for the entropy
+ * sum 2^t t, t = (z - max) log2 e. */
+typedef struct row_sums {
+    float max[2], sum[2], spread[2];
+} row_sums;
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* Tiles `first`, `first` + `step`, ... in the order of gemm16_tile. */
@@ -43,12 +49,6 @@ typedef struct row_state {
     bool live[2];
     float exponent[2], sum[2];
 } row_state;
-
-/* Of a thread's two rows, over the tiles of a work tile: of its own columns the maximum, the sum, and for the entropy
- * sum 2^t t, t = (z - max) log2 e. */
-typedef struct row_sums {
-    float max[2], sum[2], spread[2];
-} row_sums;
 
 static __device__ __forceinline__ ce_part *part_of(const ce_logits_args &a, int row, int part)
 {
@@ -304,17 +304,14 @@ static __device__ __forceinline__ float log2_base(float high)
     return high == -CUDART_INF_F ? 0.0f : high * CE_LOG2E;
 }
 
-/* Adds a thread's logits of a row to its maximum and sum. */
-template <int N, int SPREAD> static __device__ __forceinline__ void add_logits(row_sums *t, int h, const float *acc)
+/* Adds a thread's logits of a row, the largest of which is `largest`, to its maximum and sum. */
+template <int N, int SPREAD>
+static __device__ __forceinline__ void add_logits(row_sums *t, int h, float largest, const float *acc)
 {
     const float before = t->max[h], old = t->sum[h];
-    float spread = 0.0f;
-    float high[2] = {before, -CUDART_INF_F}, sum[2] = {0.0f, 0.0f}, base;
+    float spread = 0.0f, sum[2] = {0.0f, 0.0f}, base;
 
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-        high[j % 2] = fmaxf(high[j % 2], fmaxf(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]));
-    t->max[h] = fmaxf(high[0], high[1]);
+    t->max[h] = fmaxf(before, largest);
     base = log2_base(t->max[h]);
     if (old != 0.0f)
         sum[0] = old * ptx_ex2(log2_base(before) - base);
@@ -339,6 +336,16 @@ template <int N, int SPREAD> static __device__ __forceinline__ void add_logits(r
     t->sum[h] = sum[0] + sum[1];
     if (SPREAD)
         t->spread[h] = spread;
+}
+
+template <int N, int SPREAD> static __device__ __forceinline__ void add_logits(row_sums *t, int h, const float *acc)
+{
+    float high[2] = {-CUDART_INF_F, -CUDART_INF_F};
+
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+        high[j % 2] = fmaxf(high[j % 2], fmaxf(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]));
+    add_logits<N, SPREAD>(t, h, fmaxf(high[0], high[1]), acc);
 }
 
 /* After a work tile: the maximum and sum of its rows. first: this thread's first row. */

@@ -1,16 +1,19 @@
 /* logits_pingpong_sm90.cu: the product x W^T on Hopper without options, tiles of 128 x 192 in the pingpong schedule
  * (cuda/sm90/gemm_bf16.cuh), and the targets' logits. CE_STATS (eval; train where a prediction was bad): maximum and
  * sum of exponentials of each row, in parts. CE_PROBS: P^T and the sum of E. CE_PROBS_BEND: P^T with the gradient of
- * the entropy. *
+ * the entropy. CE_STATS_TOP_PLAIN: sums, entropy and the lists of the top classes, at any temperature.
+ *
  * Warpgroup 0: thread 0 is the producer; warps 1 and 2 (CE_PROBS) store the panels of P^T of one consumer each.
  * Warpgroups 1 and 2: the consumers. docs/design.md has a drawing. */
-#include "logits_epilogue_sm90.cuh"
+#include "picks_sm90.cuh"
 
 /* acc of 64 rows; classes of a panel: a tile's P^T leaves in four panels of 96 classes x 64 rows. */
 enum { HALF = G16_PINGPONG_N / 2, PANEL_CLASSES = G16_PINGPONG_N / 2, CONSUMER_WARPS = 4 };
 
 /* The kinds that make P^T. */
 #define IS_PROBS(what) ((what) == CE_PROBS || (what) == CE_PROBS_BEND)
+
+static_assert(sizeof(pick_smem) <= PANEL_CLASSES * 128, "a consumer that picks has its pick_smem in its panel");
 
 typedef struct pingpong_smem {
     uint8_t d[2][PANEL_CLASSES * 128]; /* by consumer: a panel for TMA to store */
@@ -45,6 +48,21 @@ static __device__ __forceinline__ void epilogue_half(const ce_logits_args &a, co
         for (int h = 0; h < 2; h++)
             add_logits<G16_PINGPONG_N, WHAT == CE_STATS_SPREAD>(sums, h, acc);
     }
+}
+
+/* The epilogue of 64 rows of a tile of CE_STATS_TOP_PLAIN. */
+static __device__ __forceinline__ void epilogue_picks(const ce_logits_args &a, const gemm16_plan &w, pick_smem *s,
+                                                      int half, int col, float *acc)
+{
+    const row_state t = rows_of<0>(a, w, pick_row_of(s, half));
+    const float cool = 1.0f / a.c.p.temperature;
+
+#pragma unroll
+    for (int i = 0; i < HALF; i++)
+        acc[i] *= cool;
+    mask_columns<G16_PINGPONG_N>(w, col, acc);
+    store_target_logit<G16_PINGPONG_N>(a, t, col, acc);
+    add_picks<G16_PINGPONG_N, false>(a, w, s, half, col, acc);
 }
 
 /* After a work tile: adds the sums of E to its part, which is 0 before. Two consumers add; the order of two does not
@@ -88,7 +106,10 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, pingpong
         const int part = work.part + (IS_PROBS(WHAT) ? 0 : own), end = (tile_n + work.count) * G16_PINGPONG_N;
         row_sums sums[2] = {{{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}},
                             {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}}};
+        pick_smem *picks = (pick_smem *)s->d[consumer];
 
+        if (WHAT == CE_STATS_TOP_PLAIN)
+            pick_begin(picks, 128, (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_BLOCK_M, part);
         for (int col = (tile_n + own) * G16_PINGPONG_N; col < end; col += 2 * G16_PINGPONG_N) {
             float acc[2 * HALF];
 
@@ -96,11 +117,17 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, pingpong
             state.n += (uint32_t)w.k_blocks; /* the other consumer's tile */
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                epilogue_half<BF16, WHAT>(a, w, s, consumer, first + 64 * half, col, &sums[half], acc + half * HALF);
+                if (WHAT == CE_STATS_TOP_PLAIN)
+                    epilogue_picks(a, w, picks, half, col, acc + half * HALF);
+                else
+                    epilogue_half<BF16, WHAT>(a, w, s, consumer, first + 64 * half, col, &sums[half],
+                                              acc + half * HALF);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            if (!IS_PROBS(WHAT))
+            if (WHAT == CE_STATS_TOP_PLAIN)
+                store_picks(a, w, picks, half);
+            else if (!IS_PROBS(WHAT))
                 store_part<WHAT == CE_STATS_SPREAD>(a, w, sums[half], first + 64 * half, part);
             else if (WHAT == CE_PROBS && a.sums)
                 add_row_sums(a, w, sums[half].sum, first + 64 * half, part);
@@ -175,9 +202,10 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_pingpong(cons
 #define PINGPONG_OF(bf16, mn_b)                                                                                     \
     (const void *)ce_logits_pingpong<bf16, mn_b, CE_STATS>, (const void *)ce_logits_pingpong<bf16, mn_b, CE_PROBS>, \
         (const void *)ce_logits_pingpong<bf16, mn_b, CE_PROBS_BEND>,                                                \
-        (const void *)ce_logits_pingpong<bf16, mn_b, CE_STATS_SPREAD>
+        (const void *)ce_logits_pingpong<bf16, mn_b, CE_STATS_SPREAD>,                                              \
+        (const void *)ce_logits_pingpong<bf16, mn_b, CE_STATS_TOP_PLAIN>
 
-enum { KINDS = 4, FUNCTIONS = 2 * KINDS };
+enum { KINDS = 5, FUNCTIONS = 2 * KINDS };
 static const void *const functions[2][FUNCTIONS] = {{PINGPONG_OF(0, 0), PINGPONG_OF(0, 1)},
                                                     {PINGPONG_OF(1, 0), PINGPONG_OF(1, 1)}};
 
@@ -190,8 +218,7 @@ ridge_status ce_pingpong_prepare(const ridge_device *device)
 ridge_status ce_pingpong_launch(const ridge_device *device, const char *name, int what, ce_logits_args *g,
                                 unsigned blocks, void *stream)
 {
-    const int kind = what <= CE_PROBS ? what : 2 + (what == CE_STATS_SPREAD);
-
+    const int kind = what <= CE_PROBS ? what : 2 + what - CE_PROBS_BEND;
     return host_launch_cluster(device, name, functions[g->c.p.dtype == RIDGE_BF16][KINDS * g->c.p.hv + kind],
                                dim3(blocks), G16_CLUSTER, G16_THREADS, sizeof(pingpong_smem), g, stream);
 }

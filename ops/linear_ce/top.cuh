@@ -73,23 +73,41 @@ static __device__ __forceinline__ int top_rank(const uint64_t *entry, int count,
 }
 
 /* By a warp: cuts a list of k entries and more to k .. k + a quarter of what is free then. Bisection: `low` has k
- * entries and more at or above it, `high` fewer. */
+ * entries and more at or above it, `high` fewer; by the values alone, in registers, which separate all but equal ones,
+ * then by the whole entries. */
 static __device__ __forceinline__ int top_cut(uint64_t *entry, int count, int k, float *least)
 {
+    enum { EACH = CE_TOP_LIST / 32 };
     const int lane = threadIdx.x % 32, most = k + (CE_TOP_LIST - CE_TOP_STEP - k) / 4;
-    uint64_t low = ~UINT64_C(0), high = 0;
+    uint32_t order[EACH], bottom = ~0u, top = 0;
     int at_low = count, left = 0;
 
     __syncwarp(); /* orders other lanes' writes before these reads */
-    for (int i = lane; i < count; i += 32) {
-        low = min(low, entry[i]);
-        high = max(high, entry[i]);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        order[i] = i * 32 + lane < count ? (uint32_t)(entry[i * 32 + lane] >> 32) : 0; /* no entry's is 0 */
+        bottom = min(bottom, order[i] - 1);
+        top = max(top, order[i]);
     }
-    for (int step = 16; step > 0; step /= 2) {
-        low = min(low, __shfl_xor_sync(~0u, low, step));
-        high = max(high, __shfl_xor_sync(~0u, high, step));
+    bottom = __reduce_min_sync(~0u, bottom) + 1;
+    top = __reduce_max_sync(~0u, top) + 1;
+    while (at_low > most && top - bottom > 1) {
+        const uint32_t middle = bottom + (top - bottom) / 2;
+        int above = 0;
+
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            above += order[i] >= middle;
+        above = (int)__reduce_add_sync(~0u, (uint32_t)above);
+        if (above >= k) {
+            bottom = middle;
+            at_low = above;
+        } else {
+            top = middle;
+        }
     }
-    high += 1;
+    uint64_t low = (uint64_t)bottom << 32, high = (uint64_t)top << 32;
+
     while (at_low > most) {
         const uint64_t middle = low + (high - low) / 2;
         const int above = top_rank(entry, count, middle);

@@ -15,6 +15,7 @@ typedef struct options {
     char text[1024];      /* the arguments */
     bool once, quick, large, quiet;
     uint64_t seed, units; /* units: multiprocessors that the device is said to have; 0: what it has */
+    uint64_t part, parts; /* only cases part, part + parts, ... of an op, from 1 on; 0: all */
     case_level level;
 } options;
 
@@ -171,6 +172,8 @@ static void test_op(const options *o, const ridge_device *device, const ridge_op
     cases_of(op, o->level, &list);
     progress_start(&p, list.count, o->quiet);
     for (int i = 0; i < list.count; i++) {
+        if (o->parts && (uint64_t)i % o->parts != o->part - 1)
+            continue;
         case_print(&list.at[i], what, sizeof what);
         if (!text_is_case(&list.at[i], what))
             fail_line(o, t, NULL, what, "this text does not name the case that it is of");
@@ -180,7 +183,7 @@ static void test_op(const options *o, const ridge_device *device, const ridge_op
     }
     progress_end(&p);
     free(list.at);
-    if (!o->kernel) {
+    if (!o->kernel && o->part <= 1) {
         errors = test_bad_arguments(device, op, &tried);
         if (errors)
             print_command(o, op->name, NULL);
@@ -269,8 +272,23 @@ static bool test_device(const options *o, const ridge_device *device)
     return t.passed && !t.failed;
 }
 
+/* K/N of --part. */
+static bool read_part(options *o, const char *text)
+{
+    char rest;
+
+    if (!text)
+        return true;
+    if (sscanf(text, "%" SCNu64 "/%" SCNu64 "%c", &o->part, &o->parts, &rest) == 2 && o->part >= 1 &&
+        o->part <= o->parts)
+        return true;
+    fprintf(stderr, "ridge test: --part %s is not K/N with K from 1 to N\n", text);
+    return false;
+}
+
 int cmd_test(int argc, char **argv)
 {
+    const char *part = NULL;
     options o = {.seed = 1};
     const args_option list[] = {
         {"device", 'd', "SPEC", "cpu, cpu:avx2, cuda, cuda:1 (default: auto)", .text = &o.device},
@@ -280,6 +298,7 @@ int cmd_test(int argc, char **argv)
          .flag = &o.once},
         {"units", 'u', "N", "as on a GPU of N multiprocessors: small grids, whatever row is tested", .whole = &o.units,
          .least = 1, .most = 1024},
+        {"part", 'p', "K/N", "every N-th case from the K-th on: to split a run over processes", .text = &part},
         {"quick", 'q', NULL, "about a third of the cases", .flag = &o.quick},
         {"large", 'l', NULL, "also rows x cols above 2^31 (needs 35 GB on the host, 13 on the device)",
          .flag = &o.large},
@@ -295,6 +314,8 @@ int cmd_test(int argc, char **argv)
                "checks its contracts; 'exact' in place of an op: the arithmetic that host and device share.",
                list, &words, ARGS_MOST);
     args_join(argv[0], &words, o.text, sizeof o.text);
+    if (!read_part(&o, part))
+        return 2;
     o.level = o.large ? CASES_LARGE : o.quick ? CASES_QUICK : CASES_FULL;
     if (strpbrk(o.text, case_blanks)) {
         if (!case_parse(o.text, &one))

@@ -1,0 +1,293 @@
+/* picks_sm90.cuh: the epilogues on Hopper that pick classes of a row (top.cuh): its best ones, and one that is drawn.
+ * They come after add_logits. Few groups of eight logits have one that counts: a thread finds them by one maximum a
+ * group, and writes such a group to shared memory, from where it takes logits by an index, which it could not in
+ * registers. N: columns of the tile. */
+#ifndef RIDGE_LINEAR_CE_PICKS_SM90_CUH
+#define RIDGE_LINEAR_CE_PICKS_SM90_CUH
+
+#include "logits_epilogue_sm90.cuh"
+#include "top.cuh"
+
+/* Of a consumer. value: eight logits of each thread, columns 8 i + {0, 1} of a group of 32. row: of the rows of its
+ * tile, what is known of their lists of this part; a warp's rows are its own. sums: each thread's, of 64 rows; part,
+ * first: by warp, the first row of the consumer's tile. In registers they would spill. */
+typedef struct pick_row {
+    float least;
+    int count;
+} pick_row;
+
+typedef struct pick_smem {
+    float2 value[4][128];
+    pick_row row[G16_BLOCK_M];
+    row_sums sums[2][128];
+    int part[4], first[4];
+} pick_smem;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* The first row of a thread in a tile of 64 rows. */
+static __device__ __forceinline__ int pick_first(void)
+{
+    return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+}
+
+/* Asked for where they are used, since kept they would spill: the part, and a thread's first row of 64. */
+static __device__ __forceinline__ int pick_warp(void)
+{
+    int warp = threadIdx.x % 128 / 32;
+
+    asm volatile("" : "+r"(warp));
+    return warp;
+}
+
+static __device__ __forceinline__ int pick_row_of(const pick_smem *s, int half)
+{
+    return s->first[pick_warp()] + 64 * half + pick_first();
+}
+
+/* Group index / 2 of 32 columns, row index % 2. */
+template <int N>
+static __device__ __forceinline__ void pick_to_shared(pick_smem *s, const float *acc, int index)
+{
+#pragma unroll
+    for (int i = 0; i < N / 16; i++)
+        if (i == index)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int at = i / 2 * 16 + 4 * j + i % 2 * 2;
+
+                s->value[j][threadIdx.x % 128] = make_float2(acc[at], acc[at + 1]);
+            }
+}
+
+/* Column 8 (i / 2) + i % 2 of the group. */
+static __device__ __forceinline__ float pick_value(const pick_smem *s, int i)
+{
+    return (&s->value[i / 2][threadIdx.x % 128].x)[i % 2];
+}
+
+/* Before a work tile. rows: of the consumer, from `first` on. */
+static __device__ __forceinline__ void pick_begin(pick_smem *s, int rows, int first, int part)
+{
+    if (threadIdx.x % 32 == 0) {
+        s->part[threadIdx.x % 128 / 32] = part;
+        s->first[threadIdx.x % 128 / 32] = first;
+    }
+    for (int half = 0; half < rows / 64; half++) {
+        s->sums[half][threadIdx.x % 128] = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+        if (threadIdx.x % 4 == 0)
+            s->row[64 * half + pick_first()] = s->row[64 * half + pick_first() + 8] = {CUDART_NAN_F, 0};
+    }
+    __syncwarp(); /* orders these writes before the quad's reads */
+}
+
+static __device__ __forceinline__ uint64_t *top_list(const ce_logits_args &a, int row, int part)
+{
+    return a.c.p.top + ((int64_t)row * a.c.p.parts + part) * CE_TOP_LIST;
+}
+
+/* By a warp: cuts the lists of its quads' rows that have no room for another step. row: in the chunk. */
+static __device__ __forceinline__ void top_make_room(const ce_logits_args &a, pick_row *of, int row, int part)
+{
+    uint32_t full = __ballot_sync(~0u, of->count > CE_TOP_LIST - CE_TOP_STEP) & 0x11111111;
+
+    while (full) {
+        const int lane = __ffs((int)full) - 1;
+        float least;
+        const int count = top_cut(top_list(a, __shfl_sync(~0u, row, lane), part),
+                                  __shfl_sync(~0u, of->count, lane), a.c.p.top_k, &least);
+
+        if ((int)threadIdx.x % 32 == lane)
+            *of = {least, count};
+        full &= full - 1;
+    }
+    __syncwarp(); /* orders the writes before the quads' reads */
+}
+
+/* The larger one, NaN if there is one: NaN is the largest here. */
+static __device__ __forceinline__ float max_nan(float a, float b)
+{
+    float d;
+
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+    return d;
+}
+
+/* The groups of a thread's two rows that may have a logit for their lists, for pick_to_shared's index; high: the
+ * largest of each row. */
+template <int N>
+static __device__ __forceinline__ uint32_t top_groups(const pick_row *of, int left_rows, const float *acc, float *high)
+{
+    uint32_t groups = 0;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float least = of[8 * h].least;
+
+        high[h] = -CUDART_INF_F;
+#pragma unroll
+        for (int g = 0; g < N / GROUP_COLUMNS; g++) {
+            float v[4];
+
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                v[j] = max_nan(acc[GROUP * g + 4 * j + 2 * h], acc[GROUP * g + 4 * j + 2 * h + 1]);
+            v[0] = max_nan(max_nan(v[0], v[1]), max_nan(v[2], v[3]));
+            groups |= (uint32_t)(top_may(v[0], least) && 8 * h < left_rows) << (2 * g + h);
+            high[h] = fmaxf(high[h], v[0]);
+        }
+    }
+    return __reduce_or_sync(~0u, groups);
+}
+
+/* Of 64 x N logits those of `groups` to the lists of their rows. */
+template <int N>
+static __device__ __forceinline__ void add_top(const ce_logits_args &a, const gemm16_plan &w, pick_smem *s,
+                                               int half, int col, uint32_t groups, const float *acc)
+{
+    const int own = threadIdx.x % 4, class_ = col + 2 * own;
+
+#pragma unroll 1
+    for (; groups; groups &= groups - 1) {
+        const int index = __ffs((int)groups) - 1, row = pick_row_of(s, half) + index % 2 * 8;
+        const int from = class_ + index / 2 * GROUP_COLUMNS, part = s->part[pick_warp()];
+        pick_row *of = &s->row[64 * half + pick_first() + index % 2 * 8];
+        const pick_row had = *of;
+        uint32_t mask = 0;
+
+        pick_to_shared<N>(s, acc, index);
+#pragma unroll
+        for (int i = 0; i < GROUP / 2; i++)
+            mask |= (uint32_t)(top_may(pick_value(s, i), had.least) && from + 8 * (i / 2) + i % 2 < w.n) << i;
+        mask = row < w.m ? mask : 0;
+        const int mine = __popc(mask);
+        int sum = mine;
+
+#pragma unroll
+        for (int up = 1; up < 4; up *= 2) {
+            const int before = __shfl_up_sync(~0u, sum, up, 4);
+
+            sum += own >= up ? before : 0;
+        }
+        uint64_t *to = top_list(a, row, part) + had.count + sum - mine;
+
+        for (; mask; mask &= mask - 1) {
+            const int i = __ffs((int)mask) - 1;
+
+            *to++ = top_entry(pick_value(s, i), from + 8 * (i / 2) + i % 2);
+        }
+        __syncwarp(); /* orders the quad's reads of the row before this write, and that before the next reads */
+        if (own == 3)
+            of->count = had.count + sum;
+        __syncwarp();
+        top_make_room(a, of, row, part);
+    }
+}
+
+static __device__ __forceinline__ uint64_t quad_max(uint64_t x)
+{
+    x = max(x, __shfl_xor_sync(~0u, x, 1));
+    return max(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+/* 64 x N logits to the draws. Whichever entry of other tiles is there already: it only spares scores. */
+template <int N>
+static __device__ __forceinline__ void add_draw(const ce_logits_args &a, const gemm16_plan &w, pick_smem *s, int first,
+                                                int col, const float *acc)
+{
+    enum { EACH = GROUP / 2 }; /* of a row: 4 of each of two blocks of 16 classes */
+    const int own = threadIdx.x % 4, class_ = col + 2 * own;
+    const ce_params &p = a.c.p;
+    const int64_t block = (p.offset + col) / 16;
+
+#pragma unroll 1
+    for (int h = 0; h < 2; h++) {
+        const bool live = first + 8 * h < w.m;
+        const int row = (int)a.c.begin + (live ? first + 8 * h : 0), token = p.list[row];
+        uint64_t seed = (uint64_t)p.seed[token];
+        const uint64_t counter = (uint64_t)p.counter[token];
+        const uint64_t had = __ldcg((const unsigned long long *)p.draw + row);
+        uint64_t best = had;
+
+#pragma unroll 1
+        for (int g = 0; g < N / GROUP_COLUMNS; g++) {
+            const float bound = draw_bound(best);
+            const int from = class_ + g * GROUP_COLUMNS;
+            uint32_t word[EACH], mask = 0;
+
+            asm volatile("" : "+l"(seed)); /* ten rounds' keys, made before the loop, would spill */
+            pick_to_shared<N>(s, acc, 2 * g + h);
+            ridge_draw_words(seed, counter, block + 2 * g, own, word);
+            ridge_draw_words(seed, counter, block + 2 * g + 1, own, word + 4);
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                mask |= (uint32_t)(draw_may(pick_value(s, i), word[i], bound) && from + 8 * (i / 2) + i % 2 < w.n)
+                        << i;
+            mask = live ? mask : 0;
+#pragma unroll 1
+            for (; mask; mask &= mask - 1) {
+                const int k = __ffs((int)mask) - 1;
+                uint32_t of_class = 0;
+
+#pragma unroll
+                for (int i = 0; i < EACH; i++)
+                    of_class = i == k ? word[i] : of_class;
+                best = max(best, top_entry(ridge_draw_score(pick_value(s, k), of_class), from + 8 * (k / 2) + k % 2));
+            }
+            __syncwarp();
+        }
+        best = quad_max(best);
+        if (live && own == 0 && best > had)
+            atomicMax((unsigned long long *)p.draw + row, (unsigned long long)best);
+    }
+}
+
+/* The epilogue of 64 rows. */
+template <int N, bool DRAW>
+static __device__ __forceinline__ void add_picks(const ce_logits_args &a, const gemm16_plan &w, pick_smem *s, int half,
+                                                 int col, const float *acc)
+{
+    row_sums sums = s->sums[half][threadIdx.x % 128];
+    uint32_t groups = 0;
+
+    if (DRAW) {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            add_logits<N, 1>(&sums, h, acc);
+    } else {
+        float high[2];
+
+        groups = top_groups<N>(&s->row[64 * half + pick_first()], w.m - pick_row_of(s, half), acc, high);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            add_logits<N, 1>(&sums, h, high[h], acc);
+    }
+    s->sums[half][threadIdx.x % 128] = sums;
+    if (DRAW)
+        add_draw<N>(a, w, s, pick_row_of(s, half), col, acc);
+    else if (a.c.p.top_k)
+        add_top<N>(a, w, s, half, col, groups, acc);
+}
+
+/* After a work tile: of 64 rows, the sums and how long their lists are. */
+static __device__ __forceinline__ void store_picks(const ce_logits_args &a, const gemm16_plan &w, const pick_smem *s,
+                                                   int half)
+{
+    const row_sums sums = s->sums[half][threadIdx.x % 128];
+    const int part = s->part[threadIdx.x % 128 / 32];
+    const int first = pick_row_of(s, half);
+
+    if (!a.only_top && a.c.p.full)
+        store_part<1>(a, w, sums, first, part);
+    if (!a.only_top && !a.c.p.full)
+        store_part<0>(a, w, sums, first, part);
+#pragma unroll
+    for (int h = 0; h < 2 && a.c.p.top_k; h++)
+        if (first + 8 * h < w.m && threadIdx.x % 4 == 0)
+            a.c.p.top_count[((int64_t)a.c.begin + first + 8 * h) * a.c.p.parts + part] =
+                s->row[64 * half + pick_first() + 8 * h].count;
+}
+
+#endif
+
+#endif
