@@ -1285,6 +1285,39 @@ enum {
 };
 /** @} */
 
+/** @defgroup divergence Divergence from a teacher
+ * Of rows of logits, those of a student and of a teacher: with p and q the softmax of student / temperature and of
+ * teacher / temperature, and m = beta q + (1 - beta) p,
+ *
+ *     loss = beta sum q log(q / m) + (1 - beta) sum p log(p / m)
+ *
+ * the Jensen-Shannon divergence of weight beta; beta 0: sum q log(q / p), forward KL; beta 1: sum p log(p / q), reverse
+ * KL. A class of which p (q) is 0 adds nothing to the sum over p (q). dlogits is its gradient by the student's logits,
+ * times scale. A row whose scale is 0 is left out: its loss and gradient are 0, its logits are not read. Contract: close,
+ * stable, batch-invariant. Errors: RIDGE_ERR_ARG (beta outside 0 .. 1, temperature not positive and finite, no class).
+ *
+ * @code
+ * ridge_call call = ridge_divergence(rows, vocab, ridge_matrix(z, RIDGE_F32), ridge_matrix(y, RIDGE_F32), loss);
+ * ridge_set(&call, RIDGE_DIVERGENCE_DLOGITS, RIDGE_BF16, dz, 0); // for the products that follow
+ * @endcode
+ * @{ */
+/** Options of divergence. */
+typedef struct ridge_divergence_options {
+    float beta;        /**< 0 to 1, default 0.5 */
+    float temperature; /**< finite, above 0, default 1 */
+} ridge_divergence_options;
+
+/** loss[i] of row i. */
+RIDGE_API ridge_call ridge_divergence(int64_t rows, int64_t cols, ridge_tensor student, ridge_tensor teacher,
+                                      float *loss);
+enum {
+    RIDGE_DIVERGENCE_STUDENT = 0, RIDGE_DIVERGENCE_TEACHER, /**< [rows, cols] f32, f16 or bf16, both the same */
+    RIDGE_DIVERGENCE_LOSS,    /**< [rows] f32 */
+    RIDGE_DIVERGENCE_DLOGITS, /**< [rows, cols] f32, f16 or bf16 output, optional */
+    RIDGE_DIVERGENCE_SCALE    /**< [rows] f32, optional */
+};
+/** @} */
+
 /* -------------------------------------------------------------------------------------------------------- the call */
 
 /** The ops, each with the builder of that name; RIDGE_OPS is one more than the last. */
@@ -1300,7 +1333,7 @@ typedef enum ridge_op {
     RIDGE_MOE_GATE_UP_SWIGLU, RIDGE_MOE_DOWN, RIDGE_GEMM_FP8_GROUPED,
     RIDGE_MOE_PERMUTE, RIDGE_MOE_PERMUTE_QUANTIZE, RIDGE_MOE_SWIGLU_QUANTIZE, RIDGE_MOE_COMBINE,
     RIDGE_MOE_COMBINE_BWD, RIDGE_MOE_ROUTE_BWD, RIDGE_HC_MIX, RIDGE_HC_SPLIT,
-    RIDGE_TRANSPOSE_FP8, RIDGE_OPS
+    RIDGE_TRANSPOSE_FP8, RIDGE_DIVERGENCE, RIDGE_OPS
 } ridge_op;
 
 /** Capacity of a call. */
@@ -1338,6 +1371,7 @@ struct ridge_call {
         ridge_sample_options sample;
         ridge_moe_route_options moe_route;
         ridge_hc_options hc;
+        ridge_divergence_options divergence;
         double space[16];
     } opt; /**< the op's options, at their defaults */
 };

@@ -20,6 +20,7 @@
     FAMILY(gemm_fp8_grouped)   \
     FAMILY(experts)            \
     FAMILY(hc)                 \
-    FAMILY(transpose_fp8)
+    FAMILY(transpose_fp8)      \
+    FAMILY(divergence)
 
 #endif

@@ -29,7 +29,8 @@ static_assert(sizeof(pick_smem) <= 2 * G16_PANEL, "a consumer has two panels");
 
 /* Gathered rows of A (ce_gathers_rows): each of the four warps of the producer warpgroup loads EACH rows of a stage, a
  * row a box, which TMA swizzles by the address as it does a row of a larger box. One elected lane issues them, STEP at
- * a time without a branch: issued by 32 lanes, a row each, they would leave 50 clocks apart, which is too slow. */
+ * a time without a branch, as many as do not spill: issued by 32 lanes, a row each, they would leave 50 clocks apart,
+ * which is too slow. */
 enum { PRODUCER_WARPS = 4, EACH = G16_BLOCK_M / PRODUCER_WARPS };
 
 template <int MN_B, int STEP>
@@ -243,7 +244,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (gathers)
-            produce_gathered<MN_B, WHAT == CE_STATS_GATHER ? EACH : 4>(a, s, clusters); /* more than 4 would spill */
+            produce_gathered<MN_B, WHAT == CE_STATS_GATHER ? EACH : WHAT == CE_STATS_TOP ? 16 : 4>(a, s, clusters);
         else if (WHAT == CE_SAMPLE && threadIdx.x == 0)
             produce_sample<MN_B>(a, s, clusters);
         else if (WHAT != CE_SAMPLE && threadIdx.x == 0)

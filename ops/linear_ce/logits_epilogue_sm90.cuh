@@ -224,15 +224,17 @@ static __device__ __forceinline__ void to_logits(const ce_logits_args &a, const 
     if (OPTIONS) {
         const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
 
-        columns_to_shared(a, w, s, consumer, first_col, false);
+        if (p.bias) {
+            columns_to_shared(a, w, s, consumer, first_col, false);
 #pragma unroll
-        for (int j = 0; j < G16_COOP_N / 8; j++) {
-            const float2 bias = column_pair(s, consumer, j);
+            for (int j = 0; j < G16_COOP_N / 8; j++) {
+                const float2 bias = column_pair(s, consumer, j);
 
-            acc[4 * j] += bias.x;
-            acc[4 * j + 1] += bias.y;
-            acc[4 * j + 2] += bias.x;
-            acc[4 * j + 3] += bias.y;
+                acc[4 * j] += bias.x;
+                acc[4 * j + 1] += bias.y;
+                acc[4 * j + 2] += bias.x;
+                acc[4 * j + 3] += bias.y;
+            }
         }
         if (p.softcap > 0.0f)
 #pragma unroll 1

@@ -126,7 +126,8 @@ MOE_ROUTE_BWD = 47
 HC_MIX = 48
 HC_SPLIT = 49
 TRANSPOSE_FP8 = 50
-OPS = 51
+DIVERGENCE = 51
+OPS = 52
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -142,7 +143,7 @@ OPS_BY_NAME = {
     'block_matmul': 35, 'block_pair': 36, 'block_gate_up_swiglu': 37, 'moe_route': 38,
     'moe_gate_up_swiglu': 39, 'moe_down': 40, 'gemm_fp8_grouped': 41, 'moe_permute': 42,
     'moe_permute_quantize': 43, 'moe_swiglu_quantize': 44, 'moe_combine': 45, 'moe_combine_bwd': 46,
-    'moe_route_bwd': 47, 'hc_mix': 48, 'hc_split': 49, 'transpose_fp8': 50,
+    'moe_route_bwd': 47, 'hc_mix': 48, 'hc_split': 49, 'transpose_fp8': 50, 'divergence': 51,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -313,6 +314,9 @@ SLOTS = {
     'transpose_fp8': {
         'q': 0, 'scale': 1, 'q_t': 2, 'scale_t': 3,
     },
+    'divergence': {
+        'student': 0, 'teacher': 1, 'loss': 2, 'dlogits': 3, 'scale': 4,
+    },
 }
 
 # arguments of each builder, and fields of each option struct, as "type name"
@@ -379,6 +383,7 @@ BUILDERS = {
     'hc_mix': 'int64 tokens, int64 cols, int64 n_hc, int64 mixes, pointer res, tensor fn, pointer mix',
     'hc_split': 'int64 tokens, int64 cols, int64 n_hc, pointer res, tensor fn, pointer scale, pointer base, tensor w, pointer '
         'post, pointer comb, tensor out',
+    'divergence': 'int64 rows, int64 cols, tensor student, tensor teacher, pointer loss',
 }
 OPTIONS = {
     'swiglu': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit',
@@ -394,4 +399,5 @@ OPTIONS = {
     'sample': 'int64_t top_k, float temperature, float top_p, float min_p, float penalty',
     'moe_route': 'int64_t groups, int64_t top_groups, float scale, float eps',
     'hc': 'float eps, float hc_eps, int64_t iterations',
+    'divergence': 'float beta, float temperature',
 }

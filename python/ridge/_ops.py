@@ -200,6 +200,24 @@ def sum_parts(xp, x, dtype=None):
     return out
 
 
+def divergence(xp, student, teacher, scale, beta, temperature, dtype=None):
+    """(loss [rows], its gradient by the student's logits times scale, of that dtype; None without one) of [rows, cols]."""
+    two_dims("student", student)
+    same_shape("teacher", teacher.shape, student.shape)
+    rows, cols = student.shape
+    if scale is not None:
+        same_shape("scale", scale.shape, (rows,))
+        scale = xp.vector(scale)
+    (student, z_stride), (teacher, y_stride) = xp.matrix(student), xp.matrix(teacher)
+    loss = xp.empty(student, (rows,), A.F32)
+    dlogits = xp.empty(student, (rows, cols), dtype) if dtype else None
+    f = form("divergence", 0, (("beta", float(beta)), ("temperature", float(temperature))))
+    xp.launch(f, student, (rows, cols, 0, 0, 0, 0, *xp.operand(student, z_stride), *xp.operand(teacher, y_stride),
+                           *xp.operand(loss, 0), *(xp.operand(dlogits, 0) if dtype else ABSENT),
+                           *(ABSENT if scale is None else xp.operand(scale, 0))))
+    return loss, dlogits
+
+
 # ---------------------------------------------------------------------------------------------------------------- FP8
 
 

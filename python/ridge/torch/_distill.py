@@ -54,74 +54,60 @@ def jsd(student, teacher, keep, beta):
 
 # ------------------------------------------------------------------------------- a teacher with hidden states and a head
 
-CHUNK = 2**27  # logits of a chunk of rows
+CHUNK = 2**28  # logits of a chunk of rows, of the student and of the teacher
+ROWS = 256  # a chunk of more rows has a multiple of this
 
 
-def _mm(a, b):
-    """a b in f32"""
+def _mm(a, b, out=None, add=False):
+    """a b in f32, into `out` or added to it."""
     if a.dtype == torch.float32 or not a.is_cuda:
-        return a.to(torch.float32) @ b.to(torch.float32)
-    return torch.mm(a, b, out_dtype=torch.float32)
+        a, b = a.to(torch.float32), b.to(torch.float32)
+        return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
+    if add:
+        return torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
+    return torch.mm(a, b, out_dtype=torch.float32, **({} if out is None else {"out": out}))
 
 
-def _log_softmax(x, weight, bias, temperature):
+def _logits(x, weight, bias):
     z = _mm(x, weight.t())
-    if bias is not None:
-        z += bias
-    return (z if temperature == 1 else z.div_(temperature)).log_softmax(-1)
-
-
-def _weighted(log_p, r):
-    """p r, 0 where p is 0"""
-    return torch.where(log_p > -torch.inf, log_p.exp() * r, 0)
-
-
-def _rows(log_p, log_q, beta):
-    """(divergence of each row, its gradient by the student's logits): KL(q, p) if beta is 0, KL(p, q) if it is 1."""
-    if beta == 0:
-        return _weighted(log_q, log_q - log_p).sum(-1), log_p.exp() - log_q.exp()
-    log_m = log_q if beta == 1 else torch.logaddexp(log_q + math.log(beta), log_p + math.log1p(-beta))
-    part = _weighted(log_p, log_p - log_m)
-    own = part.sum(-1, keepdim=True)
-    gradient = part - log_p.exp() * own
-    if beta == 1:
-        return own[:, 0], gradient
-    return beta * _weighted(log_q, log_q - log_m).sum(-1) + (1 - beta) * own[:, 0], (1 - beta) * gradient
+    return z if bias is None else z.add_(bias)
 
 
 class Distill(torch.autograd.Function):
-    """The sum of the rows' divergences, and its gradients in the same pass: four products a chunk, of which two give gradients.
-    keep: f32 [rows], 1 or 0. Gradients are kept in f32 until the loss's gradient is known."""
+    """The sum of the rows' divergences, and its gradients in the same pass: four products a chunk, of which two give gradients,
+    and the op divergence between them. keep: f32 [rows], 1 or 0. Gradients are kept in f32 until the loss's gradient is known."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, teacher, teacher_weight, teacher_bias, keep, beta, temperature):
         want = ctx.needs_input_grad[:3]
-        total = torch.zeros((), dtype=torch.float32, device=x.device)
+        loss = torch.empty(x.shape[:1], dtype=torch.float32, device=x.device)
         dx = torch.empty(x.shape, dtype=torch.float32, device=x.device) if want[0] else None
         dw = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if want[1] else None
         db = torch.zeros(weight.shape[:1], dtype=torch.float32, device=x.device) if want[2] else None
         each = max(CHUNK // max(weight.shape[0], 1), 1)
+        each = each // ROWS * ROWS or each
+        dtype = x.dtype if x.dtype in (torch.bfloat16, torch.float16) else torch.float32
         for begin in range(0, x.shape[0], each):
             at = slice(begin, begin + each)
-            rows, dz = _rows(_log_softmax(x[at], weight, bias, temperature),
-                             _log_softmax(teacher[at], teacher_weight, teacher_bias, temperature), beta)
-            total += torch.where(keep[at] > 0, rows, 0).sum()
-            if not any(want):
-                continue
-            dz = torch.where(keep[at, None] > 0, dz / temperature, 0)
+            loss[at], dz = torch.ops.ridge.divergence(
+                _logits(x[at], weight, bias), _logits(teacher[at], teacher_weight, teacher_bias), keep[at], beta, temperature,
+                dtype if any(want) else None)
             if want[2]:
-                db += dz.sum(0)
-            dz = dz.to(x.dtype)
+                db += dz.sum(0, dtype=torch.float32)
             if want[0]:
-                dx[at] = _mm(dz, weight)
+                _mm(dz, weight, out=dx[at])
             if want[1]:
-                dw += _mm(dz.t(), x[at])
+                _mm(dz.t(), x[at], out=dw, add=begin > 0)
         ctx.save_for_backward(*(t for t in (dx, dw, db) if t is not None))
         ctx.dtypes = [t.dtype if wanted else None for t, wanted in zip((x, weight, bias), want)]
-        return total
+        return loss.sum()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, up):
         saved = iter(ctx.saved_tensors)
-        return *((next(saved) * up).to(dtype) if dtype else None for dtype in ctx.dtypes), *(None,) * 6
+        return *(_scaled(next(saved), up, dtype) if dtype else None for dtype in ctx.dtypes), *(None,) * 6
+
+
+def _scaled(t, up, dtype):
+    return torch.mul(t, up, out=torch.empty_like(t, dtype=dtype))

@@ -532,6 +532,14 @@ def _ce_gradient(ctx, dloss, *_):
 torch.library.register_autograd("ridge::ce_fwd", _ce_gradient, setup_context=_ce_setup, lib=library)
 
 
+@_define("divergence(Tensor student, Tensor teacher, Tensor? scale, float beta, float temperature, ScalarType? dtype) -> "
+         "(Tensor, Tensor)")
+def divergence(xp, student, teacher, scale, beta, temperature, dtype):
+    same_device(student, teacher, scale)
+    loss, dlogits = ops.divergence(xp, student, teacher, scale, beta, temperature, dtype and dtype_number(dtype))
+    return loss, _none(student, dlogits)
+
+
 @_define("multiply(Tensor x, Tensor factor, ScalarType dtype) -> Tensor")
 def multiply(xp, x, factor, dtype):
     """x times a factor on the device, rounded once to dtype: one pass where PyTorch takes two."""
@@ -601,5 +609,5 @@ torch.library.register_autograd("ridge::linear_ce_eval", _eval_gradient, setup_c
 torch.library.register_autograd("ridge::linear_ce_logprobs", _logprobs_gradient, setup_context=logprobs_setup, lib=library)
 for _name in ("swiglu_backward", "quantize_fp8", "quantize_fp8_dual", "fp8_gemm", "swiglu_linear_backward", "q8_0_quantize",
               "rms_norm_backward", "linear_ce_backward", "linear_ce_stats", "linear_ce_topk", "linear_ce_sample", "ce_stats",
-              "ce_bwd", "multiply"):
+              "ce_bwd", "multiply", "divergence"):
     _no_gradient(_name)
