@@ -81,13 +81,20 @@ static __device__ __forceinline__ void tf32_copy_block(tf32_copy<MN> *c, const l
         }
 }
 
-/* The upper and the lower part of x; infinity has no lower part. */
+/* The upper and the lower part of x, each rounded to tf32, half away from 0; infinity has no lower part. By integers: the
+ * units ignore the lower 13 bits, so only what is subtracted is cut, and cvt.rna.tf32 is seven instructions. */
 static __device__ __forceinline__ void tf32_split(uint32_t word, uint32_t *high, uint32_t *low)
 {
-    const float x = __uint_as_float(word), rest = x - __uint_as_float(mma_tf32(x));
+    const float x = __uint_as_float(word);
+    const uint32_t upper = (word + 0x1000) & 0xffffe000;
+    const float rest = x - __uint_as_float(upper);
 
-    *high = mma_tf32(x);
-    *low = rest == rest ? mma_tf32(rest) : 0;
+    *high = upper;
+    *low = __float_as_uint(rest) + 0x1000;
+    if (rest != rest) { /* x is infinite or NaN */
+        *high = __float_as_uint(x + x);
+        *low = 0;
+    }
 }
 
 /* 16 rows from `first` on by 8 of k, step `half` of the stage: words of rows g, g + 8 (B: k t, t + 4 of row g), then of

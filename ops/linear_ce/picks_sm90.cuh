@@ -46,8 +46,7 @@ static __device__ __forceinline__ int pick_row_of(const pick_smem *s, int half)
 }
 
 /* Group index / 2 of 32 columns, row index % 2. */
-template <int N>
-static __device__ __forceinline__ void pick_to_shared(pick_smem *s, const float *acc, int index)
+template <int N> static __device__ __forceinline__ void pick_to_shared(pick_smem *s, const float *acc, int index)
 {
 #pragma unroll
     for (int i = 0; i < N / 16; i++)
@@ -94,8 +93,8 @@ static __device__ __forceinline__ void top_make_room(const ce_logits_args &a, pi
     while (full) {
         const int lane = __ffs((int)full) - 1;
         float least;
-        const int count = top_cut(top_list(a, __shfl_sync(~0u, row, lane), part),
-                                  __shfl_sync(~0u, of->count, lane), a.c.p.top_k, &least);
+        const int count = top_cut(top_list(a, __shfl_sync(~0u, row, lane), part), __shfl_sync(~0u, of->count, lane),
+                                  a.c.p.top_k, &least);
 
         if ((int)threadIdx.x % 32 == lane)
             *of = {least, count};
@@ -142,8 +141,8 @@ static __device__ __forceinline__ uint32_t top_groups(const pick_row *of, int le
 
 /* Of 64 x N logits those of `groups` to the lists of their rows. */
 template <int N>
-static __device__ __forceinline__ void add_top(const ce_logits_args &a, const gemm16_plan &w, pick_smem *s,
-                                               int half, int col, uint32_t groups, const float *acc)
+static __device__ __forceinline__ void add_top(const ce_logits_args &a, const gemm16_plan &w, pick_smem *s, int half,
+                                               int col, uint32_t groups, const float *acc)
 {
     const int own = threadIdx.x % 4, class_ = col + 2 * own;
 
@@ -221,8 +220,7 @@ static __device__ __forceinline__ void add_draw(const ce_logits_args &a, const g
             ridge_draw_words(seed, counter, block + 2 * g + 1, own, word + 4);
 #pragma unroll
             for (int i = 0; i < EACH; i++)
-                mask |= (uint32_t)(draw_may(pick_value(s, i), word[i], bound) && from + 8 * (i / 2) + i % 2 < w.n)
-                        << i;
+                mask |= (uint32_t)(draw_may(pick_value(s, i), word[i], bound) && from + 8 * (i / 2) + i % 2 < w.n) << i;
             mask = live ? mask : 0;
 #pragma unroll 1
             for (; mask; mask &= mask - 1) {
