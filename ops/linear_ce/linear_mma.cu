@@ -1,13 +1,16 @@
 /* linear_mma.cu: linear_ce_eval, linear_ce_train and linear_ce_backward on any device: any alignment, bf16, f16, f32.
  *
  * For each chunk of listed rows and each block of classes: the logits in f32 by a product on the matrix units
- * (gemm_mma.cuh), then softmax_rows.cu's pass for the sums. For the gradients a second time: logits, dlogits in place,
- * dX += dz W, dW += dz^T x. */
+ * (gemm_mma.cuh), then softmax_rows.cu's pass for the sums. For the gradients the logits again, unless train has those
+ * of a chunk in memory; dlogits in place, dX += dz W, dW += dz^T x. */
 #include "gemm_tf32.cuh"
 #include "phase.h"
 #include "src/util.h"
 
 enum { CHUNK = 1024, BLOCK = 8192 }; /* tokens, classes */
+/* Train keeps the logits of a chunk of at least LEAST rows from the sums to the gradients, if they have so many bytes.
+ */
+enum { LEAST = 256, HELD = 256 << 20 };
 
 /* Rows of f32 to the listed rows of a matrix. */
 typedef struct linear_rows {
@@ -125,7 +128,25 @@ typedef struct linear_job {
     float *z, *dx;
     linear_sum dw; /* the caller's dW; of a 16-bit one the lower plane of the sum is in the workspace */
     int64_t chunk, block, ld;
+    bool held; /* a block has all classes, and the sums leave its logits in z */
 } linear_job;
+
+static void choose_chunk(linear_job *j, const ridge_problem *problem)
+{
+    const int64_t tokens = problem->dim[0], vocab = problem->dim[2], ld = (vocab + 7) / 8 * 8;
+
+    j->chunk = ridge_min(tokens, CHUNK);
+    j->block = ridge_min(vocab, BLOCK);
+    j->held = false;
+    if (problem->op != RIDGE_LINEAR_CE_TRAIN || problem->flags & RIDGE_CE_PHASE)
+        return;
+    for (int64_t rows = CHUNK; rows >= LEAST && !j->held; rows /= 2)
+        if (ridge_min(tokens, rows) * ld * 4 <= HELD) {
+            j->chunk = ridge_min(tokens, rows);
+            j->block = vocab;
+            j->held = true;
+        }
+}
 
 /* Lays out the workspace; from NULL it only counts the bytes. */
 static char *lay_out(linear_job *j, const ridge_problem *problem, void *workspace)
@@ -135,8 +156,7 @@ static char *lay_out(linear_job *j, const ridge_problem *problem, void *workspac
     const uint8_t dw = problem->dtype[dx + 1];
     char *at = ce_layout(&j->p, problem, 1, workspace);
 
-    j->chunk = ridge_min(problem->dim[0], CHUNK);
-    j->block = ridge_min(problem->dim[2], BLOCK);
+    choose_chunk(j, problem);
     j->ld = (j->block + 7) / 8 * 8;
     j->z = (float *)ridge_take(&at, j->chunk * j->ld * 4);
     if (gradients && problem->dtype[dx] != RIDGE_NONE)
@@ -250,7 +270,7 @@ static ridge_status gradient_block(const linear_job *j, ce_block *b)
 {
     const linear_view dz = {j->z, j->ld, 1, NULL, 0};
     linear_product g = product_of(dz, w_view(j, b->first, false), sum_of(j->dx, j->p.hidden), b);
-    ridge_status status = logits(j, b);
+    ridge_status status = j->held ? RIDGE_OK : logits(j, b);
 
     g.n = j->p.hidden;
     g.k = b->count;
@@ -327,7 +347,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (!status && gradients && (call->flags & RIDGE_ACCUMULATE))
         status = convert_dw(&j, 1);
     /* a call without tokens has one empty chunk, which writes dW */
-    for (int64_t begin = 0; (begin == 0 || begin < j.p.tokens) && !status; begin += CHUNK) {
+    for (int64_t begin = 0; (begin == 0 || begin < j.p.tokens) && !status; begin += ridge_max(j.chunk, 1)) {
         const int64_t rows = ridge_min(j.chunk, j.p.tokens - begin);
 
         for (int64_t first = 0; first < j.p.vocab && stats && !status; first += j.block) {
