@@ -129,7 +129,9 @@ static void check_gradient(oracle_run *run, int64_t r, exact_row p, exact_row q,
 
         if (isinf(s.own.value) && a < 0x1p-100) /* 0 or -infinity, as p is in f32 */
             continue;
-        const double bound = fabs(factor) * (error + 0x1p-120) + 0.5 * dtype_ulp(ref, dtype) + 0x1p-22 * fabs(ref);
+        const double least = 0x1p-120 * (1 + fabs(ratio) + fabs(s.own.value)); /* p below 2^-126 is 0 */
+        const double bound = fabs(factor) * (error + (isfinite(least) ? least : 0x1p-120)) +
+                             0.5 * dtype_ulp(ref, dtype) + 0x1p-22 * fabs(ref);
 
         oracle_note(run, oracle_ratio(oracle_out(run, RIDGE_DIVERGENCE_DLOGITS, r, j), ref, bound, dtype), "dlogits", r,
                     j);

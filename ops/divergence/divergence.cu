@@ -246,7 +246,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
     if (p.rows == 0)
         return RIDGE_OK;
-    p.vector = bound->problem.align == 4;
+    /* a packed call counts as one row */
+    p.vector = bound->problem.align == 4 && (!bound->problem.packed || p.cols % GROUP == 0);
     return host_launch(device, kernel->name, functions[p.student_dtype - RIDGE_F32], dim3((unsigned)p.rows), THREADS,
                        &p, stream);
 }

@@ -194,7 +194,7 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, coop_sme
         if (WHAT == CE_STATS_GATHER)
             store_part<0>(a, w, sums, local, work.part);
         if (PICKS_OF(WHAT))
-            store_picks(a, w, picks, 0);
+            store_picks<WHAT == CE_STATS_DRAW>(a, w, picks, 0);
         if (PROBS_OF(WHAT) && a.sums)
             store_sums(a, t, work.part);
     }
@@ -244,7 +244,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (gathers)
-            produce_gathered<MN_B, WHAT == CE_STATS_GATHER ? EACH : WHAT == CE_STATS_TOP ? 16 : 4>(a, s, clusters);
+            produce_gathered<MN_B, WHAT == CE_STATS_GATHER ? EACH : WHAT == CE_STATS_TOP ? 16 : 8>(a, s, clusters);
         else if (WHAT == CE_SAMPLE && threadIdx.x == 0)
             produce_sample<MN_B>(a, s, clusters);
         else if (WHAT != CE_SAMPLE && threadIdx.x == 0)

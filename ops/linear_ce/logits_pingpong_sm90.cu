@@ -126,7 +126,7 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, pingpong
 #pragma unroll
         for (int half = 0; half < 2; half++)
             if (WHAT == CE_STATS_TOP_PLAIN)
-                store_picks(a, w, picks, half);
+                store_picks<false>(a, w, picks, half);
             else if (!IS_PROBS(WHAT))
                 store_part<WHAT == CE_STATS_SPREAD>(a, w, sums[half], first + 64 * half, part);
             else if (WHAT == CE_PROBS && a.sums)

@@ -191,52 +191,63 @@ static __device__ __forceinline__ uint64_t quad_max(uint64_t x)
 
 /* 64 x N logits to the draws. Whichever entry of other tiles is there already: it only spares scores. */
 template <int N>
-static __device__ __forceinline__ void add_draw(const ce_logits_args &a, const gemm16_plan &w, pick_smem *s, int first,
-                                                int col, const float *acc)
+static __device__ __forceinline__ void add_draw(const ce_logits_args &a, const gemm16_plan &w, int first, int col,
+                                                const float *acc)
 {
     enum { EACH = GROUP / 2 }; /* of a row: 4 of each of two blocks of 16 classes */
     const int own = threadIdx.x % 4, class_ = col + 2 * own;
     const ce_params &p = a.c.p;
     const int64_t block = (p.offset + col) / 16;
 
-#pragma unroll 1
-    for (int h = 0; h < 2; h++) {
-        const bool live = first + 8 * h < w.m;
-        const int row = (int)a.c.begin + (live ? first + 8 * h : 0), token = p.list[row];
-        uint64_t seed = (uint64_t)p.seed[token];
-        const uint64_t counter = (uint64_t)p.counter[token];
-        const uint64_t had = __ldcg((const unsigned long long *)p.draw + row);
-        uint64_t best = had;
+    uint64_t seed[2], counter[2], best[2];
 
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = (int)a.c.begin + min(first + 8 * h, w.m - 1), token = p.list[row];
+
+        seed[h] = (uint64_t)p.seed[token];
+        counter[h] = (uint64_t)p.counter[token];
+        best[h] = __ldcg((const unsigned long long *)p.draw + row);
+    }
 #pragma unroll 1
-        for (int g = 0; g < N / GROUP_COLUMNS; g++) {
-            const float bound = draw_bound(best);
-            const int from = class_ + g * GROUP_COLUMNS;
+    for (int g = 0; g < N / GROUP_COLUMNS; g++) {
+        const int from = class_ + g * GROUP_COLUMNS;
+        float v[GROUP];
+
+        take_group(acc, g, v);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float bound = draw_bound(best[h]);
             uint32_t word[EACH], mask = 0;
 
-            asm volatile("" : "+l"(seed)); /* ten rounds' keys, made before the loop, would spill */
-            pick_to_shared<N>(s, acc, 2 * g + h);
-            ridge_draw_words(seed, counter, block + 2 * g, own, word);
-            ridge_draw_words(seed, counter, block + 2 * g + 1, own, word + 4);
+            ridge_draw_words(seed[h], counter[h], block + 2 * g, own, word);
+            ridge_draw_words(seed[h], counter[h], block + 2 * g + 1, own, word + 4);
 #pragma unroll
             for (int i = 0; i < EACH; i++)
-                mask |= (uint32_t)(draw_may(pick_value(s, i), word[i], bound) && from + 8 * (i / 2) + i % 2 < w.n) << i;
-            mask = live ? mask : 0;
+                mask |= (uint32_t)(draw_may(v[i / 2 * 4 + 2 * h + i % 2], word[i], bound) &&
+                                   from + 8 * (i / 2) + i % 2 < w.n)
+                        << i;
 #pragma unroll 1
             for (; mask; mask &= mask - 1) {
                 const int k = __ffs((int)mask) - 1;
+                float z = 0.0f;
                 uint32_t of_class = 0;
 
 #pragma unroll
-                for (int i = 0; i < EACH; i++)
+                for (int i = 0; i < EACH; i++) {
+                    z = i == k ? v[i / 2 * 4 + 2 * h + i % 2] : z;
                     of_class = i == k ? word[i] : of_class;
-                best = max(best, top_entry(ridge_draw_score(pick_value(s, k), of_class), from + 8 * (k / 2) + k % 2));
+                }
+                best[h] = max(best[h], top_entry(ridge_draw_score(z, of_class), from + 8 * (k / 2) + k % 2));
             }
             __syncwarp();
         }
-        best = quad_max(best);
-        if (live && own == 0 && best > had)
-            atomicMax((unsigned long long *)p.draw + row, (unsigned long long)best);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        best[h] = quad_max(best[h]);
+        if (first + 8 * h < w.m && own == 0)
+            atomicMax((unsigned long long *)p.draw + a.c.begin + first + 8 * h, (unsigned long long)best[h]);
     }
 }
 
@@ -262,12 +273,13 @@ static __device__ __forceinline__ void add_picks(const ce_logits_args &a, const 
     }
     s->sums[half][threadIdx.x % 128] = sums;
     if (DRAW)
-        add_draw<N>(a, w, s, pick_row_of(s, half), col, acc);
+        add_draw<N>(a, w, pick_row_of(s, half), col, acc);
     else if (a.c.p.top_k)
         add_top<N>(a, w, s, half, col, groups, acc);
 }
 
 /* After a work tile: of 64 rows, the sums and how long their lists are. */
+template <bool DRAW>
 static __device__ __forceinline__ void store_picks(const ce_logits_args &a, const gemm16_plan &w, const pick_smem *s,
                                                    int half)
 {
@@ -280,7 +292,7 @@ static __device__ __forceinline__ void store_picks(const ce_logits_args &a, cons
     if (!a.only_top && !a.c.p.full)
         store_part<0>(a, w, sums, first, part);
 #pragma unroll
-    for (int h = 0; h < 2 && a.c.p.top_k; h++)
+    for (int h = 0; h < 2 && !DRAW && a.c.p.top_k; h++)
         if (first + 8 * h < w.m && threadIdx.x % 4 == 0)
             a.c.p.top_count[((int64_t)a.c.begin + first + 8 * h) * a.c.p.parts + part] =
                 s->row[64 * half + pick_first() + 8 * h].count;
