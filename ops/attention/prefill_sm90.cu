@@ -81,12 +81,8 @@ static __device__ __forceinline__ int4 whole_hull(const int4 *hull)
 {
     int4 h = hull[0];
 
-    for (int i = 1; i < 4; i++) {
-        h.x = min(h.x, hull[i].x);
-        h.y = max(h.y, hull[i].y);
-        h.z = max(h.z, hull[i].z);
-        h.w = min(h.w, hull[i].w);
-    }
+    for (int i = 1; i < 4; i++)
+        h = make_int4(min(h.x, hull[i].x), max(h.y, hull[i].y), max(h.z, hull[i].z), min(h.w, hull[i].w));
     return h;
 }
 
@@ -180,16 +176,21 @@ static __device__ __forceinline__ void weigh(float *S, int base, bool whole, flo
     for (int h = 0; h < 2; h++) {
         float top = rows->m[h], sum[2] = {};
 
+        if (!whole)
 #pragma unroll
-        for (int i = 0; i < TILE / 8; i++)
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const int key = column + 8 * i + j;
-                float *x = S + 4 * i + 2 * h + j;
+            for (int i = 0; i < TILE / 4; i++) {
+                const int key = column + i / 2 * 8 + i % 2;
 
-                *x = !whole && (key < rows->first[h] || key >= rows->end[h]) ? -INFINITY : *x * c;
-                top = fmaxf(top, *x);
+                if (key < rows->first[h] || key >= rows->end[h])
+                    S[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
             }
+#pragma unroll
+        for (int i = 0; i < TILE / 4; i++) {
+            float *x = S + i / 2 * 4 + 2 * h + i % 2;
+
+            *x *= c;
+            top = fmaxf(top, *x);
+        }
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
         const float from = top == -INFINITY ? 0.0f : top;
@@ -197,14 +198,12 @@ static __device__ __forceinline__ void weigh(float *S, int base, bool whole, flo
         alpha[h] = ptx_ex2(rows->m[h] - from);
         rows->m[h] = top;
 #pragma unroll
-        for (int i = 0; i < TILE / 8; i++)
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                float *x = S + 4 * i + 2 * h + j;
+        for (int i = 0; i < TILE / 4; i++) {
+            float *x = S + i / 2 * 4 + 2 * h + i % 2;
 
-                *x = ptx_ex2(*x - from);
-                sum[j] += *x;
-            }
+            *x = ptx_ex2(*x - from);
+            sum[i % 2] += *x;
+        }
         rows->l[h] = ridge_fma(rows->l[h], alpha[h], sum[0] + sum[1]);
     }
 }
@@ -212,11 +211,9 @@ static __device__ __forceinline__ void weigh(float *S, int base, bool whole, flo
 /* Dot products become scores in units of log2(e). */
 static __device__ __forceinline__ void cap_scores(const attention_args &p, float *S)
 {
-    const float log2e = 0x1.715476p+0f;
-
 #pragma unroll
     for (int i = 0; i < TILE / 2; i++)
-        S[i] = ridge_attention_score(S[i], fabsf(p.scale), p.softcap) * log2e;
+        S[i] = ridge_attention_score(S[i], fabsf(p.scale), p.softcap) * 0x1.715476p+0f;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- values */
@@ -561,11 +558,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     status = cache_map(device, &a.k, p, p->k, p->k_stride, TILE);
     if (!status)
         status = cache_map(device, &a.v, p, p->v, p->v_stride, TILE);
-    if (status)
-        return status;
-    return host_launch_shared(device, kernel->name, functions[p->kv == RIDGE_BF16][wide][p->softcap > 0.0f],
-                              dim3((unsigned)ridge_ceil_div(p->tokens * p->group, ROWS), (unsigned)p->kv_heads),
-                              THREADS, (size_t)shared_of[wide], &a, stream);
+    return status
+               ? status
+               : host_launch_shared(device, kernel->name, functions[p->kv == RIDGE_BF16][wide][p->softcap > 0.0f],
+                                    dim3((unsigned)ridge_ceil_div(p->tokens * p->group, ROWS), (unsigned)p->kv_heads),
+                                    THREADS, (size_t)shared_of[wide], &a, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
@@ -586,19 +583,17 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
     return 4 + ridge_op_at(problem->op)->flops(problem) / (device->units * 4e6);
 }
 
-static const ridge_kernel rows[] = {
-    {"cuda.attention_prefill.wgmma",
-     RIDGE_ATTENTION_PREFILL,
-     RIDGE_ARCH_SM90,
-     RIDGE_ARCH_SM90,
-     RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
-     0,
-     {},
-     why_not,
-     NULL,
-     cost,
-     launch},
-};
+static const ridge_kernel rows[] = {{"cuda.attention_prefill.wgmma",
+                                     RIDGE_ATTENTION_PREFILL,
+                                     RIDGE_ARCH_SM90,
+                                     RIDGE_ARCH_SM90,
+                                     RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+                                     0,
+                                     {},
+                                     why_not,
+                                     NULL,
+                                     cost,
+                                     launch}};
 
 extern "C" const ridge_kernel_list ridge_cuda_attention_prefill_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]),
                                                                         prepare};
