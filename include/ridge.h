@@ -966,6 +966,31 @@ enum { /* as those of attention_decode */
     RIDGE_ATTENTION_PREFILL_OUT,
     RIDGE_ATTENTION_PREFILL_SINKS
 };
+
+/** Options of kv_append_attention, as in kv_append and attention_decode. */
+typedef struct ridge_kv_append_attention_options {
+    int64_t n_rot;  /**< default 0: head_dim */
+    float eps;      /**< default 1e-6 */
+    float mscale;   /**< default 1 */
+    int64_t window; /**< default 0: all */
+    float scale;    /**< default 1 */
+    float softcap;  /**< default 0: none */
+} ridge_kv_append_attention_options;
+
+/** kv_append and then attention_decode: the bits of both, q in f32 between them. A token alone is one kernel. */
+RIDGE_API ridge_call ridge_kv_append_attention(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                                               int64_t positions, ridge_tensor qkv, const int32_t *pos,
+                                               const double *freqs, ridge_tensor out, ridge_tensor k, ridge_tensor v);
+enum { /* as those of kv_append, but for the last one */
+    RIDGE_KV_APPEND_ATTENTION_QKV = 0,
+    RIDGE_KV_APPEND_ATTENTION_POS,
+    RIDGE_KV_APPEND_ATTENTION_FREQS,
+    RIDGE_KV_APPEND_ATTENTION_OUT, /**< [tokens, heads*head_dim] f32 or bf16: attention */
+    RIDGE_KV_APPEND_ATTENTION_K, RIDGE_KV_APPEND_ATTENTION_V,
+    RIDGE_KV_APPEND_ATTENTION_BIAS,
+    RIDGE_KV_APPEND_ATTENTION_Q_NORM, RIDGE_KV_APPEND_ATTENTION_K_NORM,
+    RIDGE_KV_APPEND_ATTENTION_SINKS /**< [heads] f32, optional */
+};
 /** @} */
 
 /** @defgroup generate Generation
@@ -1328,7 +1353,8 @@ typedef enum ridge_op {
     RIDGE_Q8_0_MATMUL_HC_EXPAND, RIDGE_RMS_NORM, RIDGE_HEAD_RMS_NORM_ROPE_TAIL, RIDGE_ADD_RMS_NORM,
     RIDGE_RMS_NORM_BWD, RIDGE_ROPE, RIDGE_LINEAR_CE_EVAL, RIDGE_LINEAR_CE_TRAIN, RIDGE_LINEAR_CE_BACKWARD,
     RIDGE_CE_FWD, RIDGE_CE_BWD, RIDGE_CE_COMBINE, RIDGE_MULTIPLY, RIDGE_SUM, RIDGE_KV_APPEND, RIDGE_ATTENTION_DECODE,
-    RIDGE_ATTENTION_PREFILL, RIDGE_EMBED, RIDGE_SAMPLE, RIDGE_BLOCK_REPACK, RIDGE_BLOCK_UNPACK, RIDGE_BLOCK_MATMUL,
+    RIDGE_ATTENTION_PREFILL, RIDGE_KV_APPEND_ATTENTION,
+    RIDGE_EMBED, RIDGE_SAMPLE, RIDGE_BLOCK_REPACK, RIDGE_BLOCK_UNPACK, RIDGE_BLOCK_MATMUL,
     RIDGE_BLOCK_PAIR, RIDGE_BLOCK_GATE_UP_SWIGLU, RIDGE_MOE_ROUTE,
     RIDGE_MOE_GATE_UP_SWIGLU, RIDGE_MOE_DOWN, RIDGE_GEMM_FP8_GROUPED,
     RIDGE_MOE_PERMUTE, RIDGE_MOE_PERMUTE_QUANTIZE, RIDGE_MOE_SWIGLU_QUANTIZE, RIDGE_MOE_COMBINE,
@@ -1367,6 +1393,7 @@ struct ridge_call {
         ridge_ce_options ce;
         ridge_kv_append_options kv_append;
         ridge_attention_options attention;
+        ridge_kv_append_attention_options kv_append_attention;
         ridge_embed_options embed;
         ridge_sample_options sample;
         ridge_moe_route_options moe_route;

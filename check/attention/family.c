@@ -1,4 +1,4 @@
-/* family.c: the cases and inputs of kv_append, attention_decode and attention_prefill. */
+/* family.c: the cases and inputs of kv_append, attention_decode, attention_prefill and kv_append_attention. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,15 +130,54 @@ static void prefill_cases(const ridge_op_row *op, case_level level, case_list *l
     add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], attention_forms, FLOAT_FORMS);
 }
 
-static void attention_cases(const ridge_op_row *op, case_level level, case_list *list)
+static void both_cases(const ridge_op_row *op, case_level level, case_list *list)
 {
-    (op->id == RIDGE_KV_APPEND          ? append_cases
-     : op->id == RIDGE_ATTENTION_DECODE ? decode_cases
-                                        : prefill_cases)(op, level, list);
+    static const attention_shape shape[] = {
+        {"tokens=0 heads=4 kv_heads=2 head_dim=64 positions=8", {.fill = FILL_UNIT}},
+        {"tokens=1 heads=0 kv_heads=0 head_dim=64 positions=8", {.fill = FILL_UNIT}},
+        {"tokens=1 heads=4 kv_heads=2 head_dim=64 positions=0", {.fill = FILL_UNIT}},
+        {"tokens=1 heads=9 kv_heads=3 head_dim=64 positions=1", {.fill = FILL_UNIT}},
+        {"tokens=1 heads=9 kv_heads=3 head_dim=64 positions=517", {.fill = FILL_UNIT, .variant = LAST_TOKENS}},
+        {"tokens=1 heads=8 kv_heads=2 head_dim=128 positions=300", {.fill = FILL_UNIT, .repeats = 20}},
+        {"tokens=3 heads=8 kv_heads=2 head_dim=128 positions=300", {.fill = FILL_UNIT, .slices = true}},
+        {"tokens=1 heads=14 kv_heads=1 head_dim=128 positions=1024", {.fill = FILL_UNIT, .pad = 8}},
+        {"tokens=1 heads=4 kv_heads=4 head_dim=80 positions=129", {.fill = FILL_UNIT, .pad = 8}},
+        {"tokens=1 heads=6 kv_heads=2 head_dim=256 positions=700", {.fill = FILL_UNIT}},
+        {"tokens=1 heads=15 kv_heads=1 head_dim=64 positions=140", {.fill = FILL_UNIT}},
+        {"tokens=1 heads=12 kv_heads=2 head_dim=48 positions=260", {.fill = FILL_UNIT, .pad = 3, .shift = 1}},
+        {"tokens=1 heads=3 kv_heads=1 head_dim=512 positions=140", {.fill = FILL_UNIT}},
+        {"tokens=1 heads=4 kv_heads=2 head_dim=64 positions=200", {.fill = FILL_EDGE}},
+        {"tokens=1 heads=6 kv_heads=2 head_dim=128 positions=97", {.fill = FILL_GROUPS}},
+        {"tokens=1 heads=16 kv_heads=4 head_dim=128 positions=1500",
+         {.fill = FILL_UNIT, .repeats = 20, .variant = LAST_TOKENS}},
+        {"tokens=1 heads=4 kv_heads=2 head_dim=64 positions=1030", {.fill = FILL_NORMAL}},
+    };
+    static const char *const forms[] = {
+        "qkv=f32 kv=f16 out=f32 scale=0.125",
+        "qkv=f32 kv=bf16 out=f32 scale=0.0625 window=65 halves=1 q_norm=1 k_norm=1",
+        "qkv=bf16 kv=f16 out=bf16 scale=0.2 sinks=1 bias=1 halves=1",
+        "qkv=f32 kv=f16 out=f32 scale=0.125 softcap=3 window=200 bias=1 k_norm=1 mscale=1.25 eps=0.001",
+        "qkv=bf16 kv=bf16 out=f32 scale=0.1 sinks=1 window=1 n_rot=16 q_norm=1",
+        "qkv=f32 kv=bf16 out=bf16 scale=-0.05 softcap=30 n_rot=8 halves=1 bias=1 q_norm=1 k_norm=1",
+        "qkv=f32 kv=u8 out=f32 scale=0.125 halves=1 q_norm=1 k_norm=1",
+        "qkv=bf16 kv=u8 out=bf16 scale=0.0625 window=65 sinks=1 bias=1",
+        "qkv=f32 kv=u8 out=f32 scale=0.1 softcap=30 n_rot=8 mscale=1.25",
+    };
+
+    add_forms(op, level, list, shape, sizeof shape / sizeof shape[0], forms, sizeof forms / sizeof forms[0]);
 }
 
-/* kv_append: one after the other, the first or the last now and then outside the cache. The others: any, most in
- * the upper half, some before the first position and beyond the last; or the last tokens of the cache. */
+static void attention_cases(const ridge_op_row *op, case_level level, case_list *list)
+{
+    (op->id == RIDGE_KV_APPEND             ? append_cases
+     : op->id == RIDGE_ATTENTION_DECODE    ? decode_cases
+     : op->id == RIDGE_KV_APPEND_ATTENTION ? both_cases
+                                           : prefill_cases)(op, level, list);
+}
+
+/* kv_append, with attention or without: one after the other, the first or the last now and then outside the cache. The
+ * others: any, most in the upper half, some before the first position and beyond the last. Or the last tokens of the
+ * cache. */
 static void fill_positions(const test_case *c, const image *im, unsigned char *to, uint64_t state)
 {
     const int64_t tokens = im->call.dim[0], positions = im->call.dim[4];
@@ -149,15 +188,15 @@ static void fill_positions(const test_case *c, const image *im, unsigned char *t
         const uint64_t z = random_next(&state);
         int32_t pos = (int32_t)(first + t);
 
-        if (im->call.op != RIDGE_KV_APPEND) {
+        if (im->call.op == RIDGE_ATTENTION_DECODE || im->call.op == RIDGE_ATTENTION_PREFILL) {
             pos = (int32_t)(positions ? (int64_t)(z >> 8) % positions : 0);
             if (z % 4)
                 pos = (int32_t)(positions - 1 - pos / 2);
             if (z % 16 == 1)
                 pos = z & 16 ? (int32_t)positions + 5 : -3;
-            if (c->variant == LAST_TOKENS)
-                pos = (int32_t)(positions - tokens + t);
         }
+        if (c->variant == LAST_TOKENS)
+            pos = (int32_t)(positions - tokens + t);
         memcpy(to + 4 * t, &pos, 4);
     }
 }
@@ -216,7 +255,7 @@ static int attention_bad_calls(const ridge_call *good, bad_call *list)
         list[count].call.arg[arg].stride = 0;
     count++;
     if (good->op != RIDGE_ATTENTION_PREFILL) {
-        const int k = good->op == RIDGE_KV_APPEND ? (int)RIDGE_KV_APPEND_K : (int)RIDGE_ATTENTION_DECODE_K;
+        const int k = good->op == RIDGE_ATTENTION_DECODE ? (int)RIDGE_ATTENTION_DECODE_K : (int)RIDGE_KV_APPEND_K;
 
         list[count] = (bad_call){*good, "half a block a row", "head_dim"};
         list[count].call.dim[3] = 48;
@@ -225,7 +264,7 @@ static int attention_bad_calls(const ridge_call *good, bad_call *list)
         list[count].call.arg[k].dtype = list[count].call.arg[k + 1].dtype = RIDGE_U8;
         count++;
     }
-    if (good->op == RIDGE_KV_APPEND) {
+    if (good->op == RIDGE_KV_APPEND || good->op == RIDGE_KV_APPEND_ATTENTION) {
         list[count] = (bad_call){*good, "odd n_rot", "n_rot"};
         list[count++].call.opt.kv_append.n_rot = 3;
         list[count] = (bad_call){*good, "n_rot above head_dim", "n_rot"};
@@ -239,6 +278,12 @@ static int attention_bad_calls(const ridge_call *good, bad_call *list)
         list[count++].call.opt.attention.window = -1;
         list[count] = (bad_call){*good, "negative softcap", "softcap"};
         list[count++].call.opt.attention.softcap = -1.0f;
+    }
+    if (good->op == RIDGE_KV_APPEND_ATTENTION) {
+        list[count] = (bad_call){*good, "negative window", "window"};
+        list[count++].call.opt.kv_append_attention.window = -1;
+        list[count] = (bad_call){*good, "negative softcap", "softcap"};
+        list[count++].call.opt.kv_append_attention.softcap = -1.0f;
     }
     return count;
 }
@@ -261,6 +306,12 @@ static const suite_row suites[] = {
      "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=512 scale=0.088 kv=u8 variant=1"},
     {"attention",
      "attention_decode tokens=1 heads=32 kv_heads=8 head_dim=128 positions=16384 scale=0.088 kv=u8 variant=1"},
+    {"attention",
+     "kv_append_attention tokens=1 heads=32 kv_heads=8 head_dim=128 positions=512 scale=0.088 halves=1 variant=1"},
+    {"attention",
+     "kv_append_attention tokens=1 heads=16 kv_heads=8 head_dim=128 positions=512 scale=0.088 halves=1 q_norm=1 "
+     "k_norm=1 variant=1"},
+    {"attention", "kv_append_attention tokens=1 heads=9 kv_heads=3 head_dim=64 positions=512 scale=0.125 variant=1"},
     {"attention", "kv_append tokens=1 heads=32 kv_heads=8 head_dim=128 positions=512"},
     {"attention", "kv_append tokens=16 heads=9 kv_heads=3 head_dim=64 positions=512"},
     {NULL, NULL},
@@ -270,6 +321,8 @@ static const char *const fault_problems[] = {
     "kv_append tokens=5 heads=9 kv_heads=1 head_dim=64 positions=40",
     "attention_decode tokens=5 heads=9 kv_heads=1 head_dim=64 positions=300 scale=0.125",
     "attention_prefill tokens=20 heads=9 kv_heads=1 head_dim=64 positions=300 scale=0.125",
+    "kv_append_attention tokens=5 heads=9 kv_heads=1 head_dim=64 positions=300 scale=0.125",
+    "kv_append_attention tokens=1 heads=9 kv_heads=1 head_dim=64 positions=300 scale=0.125",
     NULL,
 };
 

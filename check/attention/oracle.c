@@ -1,7 +1,8 @@
-/* oracle.c: kv_append, attention_decode and attention_prefill in float64, with none of the library's arithmetic and in
- * another order. */
+/* oracle.c: kv_append, attention_decode, attention_prefill and kv_append_attention in float64, with none of the
+ * library's arithmetic and in another order. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "attention.h"
 
@@ -121,7 +122,8 @@ static void check_cache(oracle_run *s, int arg, int64_t head, int64_t pos, const
             oracle_estimate(s, arg, head, pos * n + j, y[j]);
 }
 
-static void append_oracle(oracle_run *s)
+/* q: NULL, or room for the heads of q, which are not the call's output then; NaN: not known. */
+static void append_oracle(oracle_run *s, estimate *q)
 {
     const int64_t *dim = s->im->call.dim, n = dim[3];
     estimate y[RIDGE_MAX_HEAD_DIM];
@@ -134,11 +136,16 @@ static void append_oracle(oracle_run *s)
             const int64_t kv = h - dim[1];
             const int norm = kv < 0 ? (int)RIDGE_KV_APPEND_Q_NORM : kv < dim[2] ? (int)RIDGE_KV_APPEND_K_NORM : -1;
 
-            if (!normed(s, t, h * n, norm, y))
+            if (!normed(s, t, h * n, norm, y)) {
+                for (int64_t j = 0; j < n && kv < 0 && q; j++)
+                    q[(t * dim[1] + h) * n + j].value = NAN;
                 continue;
+            }
             if (kv < dim[2])
                 turned(s, t, y);
-            if (kv < 0)
+            if (kv < 0 && q)
+                memcpy(q + (t * dim[1] + h) * n, y, (size_t)n * sizeof *y);
+            else if (kv < 0)
                 for (int64_t j = 0; j < n; j++)
                     oracle_estimate(s, RIDGE_KV_APPEND_OUT, t, h * n + j, y[j]);
             else if (inside)
@@ -161,7 +168,16 @@ static void append_oracle(oracle_run *s)
     }
 }
 
-/* ------------------------------------------------------------------------------ attention_decode, attention_prefill */
+/* --------------------------------------------------------------------------------------------------------- attention
+ */
+
+/* Where an op has attention's operands and options, and the q that kv_append_attention makes of its own. */
+typedef struct attention_view {
+    int k, v, pos, out, sinks; /* slots */
+    ridge_attention_options o;
+    const unsigned char *cache; /* the image that the keys and values are read from */
+    const estimate *q;          /* NULL: an operand */
+} attention_view;
 
 static bool is_prefill(const oracle_run *s)
 {
@@ -169,35 +185,41 @@ static bool is_prefill(const oracle_run *s)
 }
 
 /* An element of q; attention_prefill rounds it to the cache's dtype. */
-static double query_element(const oracle_run *s, int64_t t, int64_t col)
+static estimate query_element(const oracle_run *s, const attention_view *view, int64_t t, int64_t col)
 {
-    const uint32_t dtype = s->im->call.arg[RIDGE_ATTENTION_DECODE_K].dtype;
-    const double q = oracle_in(s, RIDGE_ATTENTION_DECODE_Q, t, col);
+    const uint32_t dtype = s->im->call.arg[view->k].dtype;
     uint16_t rounded;
+    double q;
 
+    if (view->q)
+        return view->q[t * s->im->call.dim[1] * s->im->call.dim[3] + col];
+    q = oracle_in(s, RIDGE_ATTENTION_DECODE_Q, t, col);
     if (!is_prefill(s))
-        return q;
+        return (estimate){q, 0};
     dtype_store(&rounded, dtype, (float)q);
-    return dtype_load(&rounded, dtype);
+    return (estimate){dtype_load(&rounded, dtype), 0};
 }
 
 /* The score of one key and its error. Tensor cores align every product of a sum to the largest and cut it off: 2^-23
  * of the sum of all for each of n products and n/16 sums. */
-static estimate score(const oracle_run *s, int64_t t, int64_t h, int64_t kv, int64_t p)
+static estimate score(const oracle_run *s, const attention_view *view, int64_t t, int64_t h, int64_t kv, int64_t p)
 {
-    const ridge_attention_options *o = &s->im->call.opt.attention;
+    const ridge_attention_options *o = &view->o;
     const int64_t n = s->im->call.dim[3];
-    double dot = 0, size = 0;
+    double dot = 0, size = 0, slack = 0;
     estimate e;
 
     for (int64_t c = n - 1; c >= 0; c--) {
-        const double x = query_element(s, t, h * n + c) * cache_in(s, RIDGE_ATTENTION_DECODE_K, kv, p, c);
+        const estimate q = query_element(s, view, t, h * n + c);
+        const double k = cache_element(s, view->cache, view->k, kv, p, c);
 
-        dot += x;
-        size += fabs(x);
+        dot += q.value * k;
+        size += fabs(q.value * k);
+        slack += q.error * fabs(k);
     }
     e.value = dot * (double)o->scale;
-    e.error = (is_prefill(s) ? 1.0625 * (double)n + 20 : (double)n / 16 + 10) * 0x1p-23 * size * fabs((double)o->scale);
+    e.error = (is_prefill(s) ? 1.0625 * (double)n + 20 : (double)n / 16 + 10) * 0x1p-23 * size;
+    e.error = (e.error + slack) * fabs((double)o->scale);
     if (o->softcap > 0) {
         e.value = (double)o->softcap * tanh(e.value / (double)o->softcap);
         e.error += 8 * 0x1p-23 * fabs(e.value);
@@ -206,31 +228,31 @@ static estimate score(const oracle_run *s, int64_t t, int64_t h, int64_t kv, int
 }
 
 /* The relative error of a sum over the keys whose scores have the error `error` and are at most `wide`, in both ops. */
-static double sum_error(const oracle_run *s, double error, double wide)
+static double sum_error(const oracle_run *s, const attention_view *view, double error, double wide)
 {
     const double positions = (double)s->im->call.dim[4];
 
     error = 2 * error + 4 * wide * 0x1p-23;
     if (!is_prefill(s))
         return error + (positions / 128 + 120) * 0x1p-23;
-    return error + dtype_unit(s->im->call.arg[RIDGE_ATTENTION_DECODE_V].dtype) + (2.25 * positions + 200) * 0x1p-23;
+    return error + dtype_unit(s->im->call.arg[view->v].dtype) + (2.25 * positions + 200) * 0x1p-23;
 }
 
 /* One query and head; keys: room for the weights. attention_prefill's weights of V are rounded, f16 below 2^-14 of the
  * largest to multiples of 2^-24 of it. */
-static void check_query(oracle_run *s, int64_t t, int64_t h, double *keys)
+static void check_query(oracle_run *s, const attention_view *view, int64_t t, int64_t h, double *keys)
 {
     const ridge_call *call = &s->im->call;
-    const int64_t n = call->dim[3], kv = h / (call->dim[1] / call->dim[2]), window = call->opt.attention.window;
-    const int64_t pos = (int64_t)oracle_in(s, RIDGE_ATTENTION_DECODE_POS, 0, t);
+    const int64_t n = call->dim[3], kv = h / (call->dim[1] / call->dim[2]), window = view->o.window;
+    const int64_t pos = (int64_t)oracle_in(s, view->pos, 0, t);
     const int64_t end = pos + 1 < call->dim[4] ? pos + 1 : call->dim[4],
                   first = window && pos >= window ? pos + 1 - window : 0;
-    const bool has_sink = s->im->length[RIDGE_ATTENTION_DECODE_SINKS] != 0;
-    double top = has_sink ? oracle_in(s, RIDGE_ATTENTION_DECODE_SINKS, 0, h) : -INFINITY, sum = 0, error = 0, wide = 0;
+    const bool has_sink = s->im->length[view->sinks] != 0;
+    double top = has_sink ? oracle_in(s, view->sinks, 0, h) : -INFINITY, sum = 0, error = 0, wide = 0;
     double most = 0;
 
     for (int64_t p = first; p < end; p++) {
-        const estimate e = score(s, t, h, kv, p);
+        const estimate e = score(s, view, t, h, kv, p);
 
         keys[p] = e.value;
         error = fmax(error, e.error);
@@ -242,21 +264,21 @@ static void check_query(oracle_run *s, int64_t t, int64_t h, double *keys)
     if (!isfinite(top) && first < end)
         return;
     if (has_sink) {
-        sum = exp(oracle_in(s, RIDGE_ATTENTION_DECODE_SINKS, 0, h) - top);
-        wide = fmax(wide, fabs(oracle_in(s, RIDGE_ATTENTION_DECODE_SINKS, 0, h)));
+        sum = exp(oracle_in(s, view->sinks, 0, h) - top);
+        wide = fmax(wide, fabs(oracle_in(s, view->sinks, 0, h)));
     }
     for (int64_t p = first; p < end; p++) {
         sum += keys[p] = exp(keys[p] - top);
         most = fmax(most, keys[p]);
     }
-    error = sum_error(s, error, wide);
+    error = sum_error(s, view, error, wide);
     most *= is_prefill(s) ? 0x1p-25 : 0;
     for (int64_t c = 0; c < n; c++) {
         estimate e = {0, 0};
         double size = 0;
 
         for (int64_t p = first; p < end; p++) {
-            const double v = cache_in(s, RIDGE_ATTENTION_DECODE_V, kv, p, c);
+            const double v = cache_element(s, view->cache, view->v, kv, p, c);
 
             e.value += keys[p] / sum * v;
             e.error += keys[p] / sum * fabs(v);
@@ -264,11 +286,11 @@ static void check_query(oracle_run *s, int64_t t, int64_t h, double *keys)
         }
         e.error = e.error * error + (end > first ? size * most / sum : 0) + 0x1p-120;
         if (isfinite(e.value) && isfinite(e.error) && isfinite(sum))
-            oracle_estimate(s, RIDGE_ATTENTION_DECODE_OUT, t, h * n + c, e);
+            oracle_estimate(s, view->out, t, h * n + c, e);
     }
 }
 
-static void decode_oracle(oracle_run *s)
+static void attend_oracle(oracle_run *s, const attention_view *view)
 {
     const int64_t *dim = s->im->call.dim;
     double *keys = malloc((size_t)(dim[4] + 1) * sizeof *keys);
@@ -277,11 +299,53 @@ static void decode_oracle(oracle_run *s)
         oracle_fail(s, "out of memory");
     for (int64_t t = 0; t < dim[0] && keys; t++)
         for (int64_t h = 0; h < dim[1]; h++)
-            check_query(s, t, h, keys);
+            check_query(s, view, t, h, keys);
     free(keys);
+}
+
+static void decode_oracle(oracle_run *s)
+{
+    const attention_view view = {.k = RIDGE_ATTENTION_DECODE_K,
+                                 .v = RIDGE_ATTENTION_DECODE_V,
+                                 .pos = RIDGE_ATTENTION_DECODE_POS,
+                                 .out = RIDGE_ATTENTION_DECODE_OUT,
+                                 .sinks = RIDGE_ATTENTION_DECODE_SINKS,
+                                 .o = s->im->call.opt.attention,
+                                 .cache = s->im->host};
+
+    attend_oracle(s, &view);
+}
+
+/* The cache is judged as kv_append's, and then is what attention reads. */
+static void both_oracle(oracle_run *s)
+{
+    const ridge_kv_append_attention_options *o = &s->im->call.opt.kv_append_attention;
+    const int64_t *dim = s->im->call.dim;
+    estimate *q = malloc((size_t)(dim[0] * dim[1] * dim[3] + 1) * sizeof *q);
+    const attention_view view = {.k = RIDGE_KV_APPEND_ATTENTION_K,
+                                 .v = RIDGE_KV_APPEND_ATTENTION_V,
+                                 .pos = RIDGE_KV_APPEND_ATTENTION_POS,
+                                 .out = RIDGE_KV_APPEND_ATTENTION_OUT,
+                                 .sinks = RIDGE_KV_APPEND_ATTENTION_SINKS,
+                                 .o = {.window = o->window, .scale = o->scale, .softcap = o->softcap},
+                                 .cache = s->got,
+                                 .q = q};
+
+    if (!q) {
+        oracle_fail(s, "out of memory");
+        return;
+    }
+    append_oracle(s, q);
+    attend_oracle(s, &view);
+    free(q);
 }
 
 void attention_oracle(oracle_run *run)
 {
-    (run->im->call.op == RIDGE_KV_APPEND ? append_oracle : decode_oracle)(run);
+    if (run->im->call.op == RIDGE_KV_APPEND)
+        append_oracle(run, NULL);
+    else if (run->im->call.op == RIDGE_KV_APPEND_ATTENTION)
+        both_oracle(run);
+    else
+        decode_oracle(run);
 }

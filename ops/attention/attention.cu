@@ -5,6 +5,7 @@
  * key: lane k has columns 0 to 7 of every 16, lane k + 16 columns 8 to 15: the two eights of the partials, which one
  * shuffle adds weights   a warp a query, a lane four keys values    a lane two columns; the warp goes through its 32
  * positions K and V are read once for every 4 queries, by their first reader from global memory, then from L1. */
+#include "append_head.cuh"
 #include "merge.cuh"
 
 enum { WARPS = 4, THREADS = 32 * WARPS, CHUNK = RIDGE_ATTENTION_CHUNK, PIECE = RIDGE_ATTENTION_PIECE };
@@ -286,15 +287,15 @@ static ridge_status prepare(const ridge_device *device)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
-    attention_args p = attention_args_of(&bound->call, workspace);
+    attention_args p;
+    ridge_status status = append_first(device, kernel, &bound->call, workspace, stream, &p);
     const dim3 grid((unsigned)attention_pieces_of(p.positions), (unsigned)p.kv_heads,
                     (unsigned)ridge_ceil_div(p.tokens * p.group, ROWS));
     const int form = p.kv == RIDGE_U8 ? 4 : 2 * (p.kv == RIDGE_BF16) + (bound->problem.align == 4);
-    ridge_status status = RIDGE_OK;
 
     if (p.tokens * p.heads * p.n == 0)
-        return RIDGE_OK;
-    if (p.positions)
+        return status;
+    if (p.positions && !status)
         status =
             host_launch_shared(device, kernel->name, functions[form], grid, THREADS, shared_bytes(p.n), &p, stream);
     return status ? status : merge_launch(device, kernel->name, &p, stream);
@@ -317,23 +318,21 @@ static size_t workspace_bytes(const ridge_device *, const ridge_kernel *, const 
 /* Latency, and the cache's bytes at the copy rate. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    return 8 + (problem->align < 4 || problem->dtype[RIDGE_ATTENTION_DECODE_K] == RIDGE_U8 ? 4.0 : 1.0) *
-                   (double)problem->dim[2] * (double)problem->dim[3] * (double)problem->dim[4] * 4e-3 /
-                   device->copy_gbps;
+    return 8 + (problem->op == RIDGE_KV_APPEND_ATTENTION ? 3 : 0) +
+           (problem->align < 4 || problem->dtype[attention_keys(problem->op)] == RIDGE_U8 ? 4.0 : 1.0) *
+               (double)problem->dim[2] * (double)problem->dim[3] * (double)problem->dim[4] * 4e-3 / device->copy_gbps;
 }
 
+#define ROW(op, id)                                                                                     \
+    {                                                                                                   \
+        "cuda." op ".fma", id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST,                                   \
+            RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {}, why_not, \
+            workspace_bytes, cost, launch                                                               \
+    }
+
 static const ridge_kernel rows[] = {
-    {"cuda.attention_decode.fma",
-     RIDGE_ATTENTION_DECODE,
-     RIDGE_ARCH_SM80,
-     RIDGE_ARCH_CUDA_LAST,
-     RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
-     0,
-     {},
-     why_not,
-     workspace_bytes,
-     cost,
-     launch},
+    ROW("attention_decode", RIDGE_ATTENTION_DECODE),
+    ROW("kv_append_attention", RIDGE_KV_APPEND_ATTENTION),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_attention = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -3,9 +3,9 @@
  * A CTA of four warpgroups has an SM. Each has a range of the pieces of all KV heads and up to four queries of one, a
  * warp one of the four chunks of 32 positions of a piece (chunk.cuh). Keys, then values, of the chunk come in two
  * stages of 16 positions: a warp requests the values in place of the keys that it has read and the next piece's keys in
- * place of the values, so that memory is busy while it computes. What comes next is brought to L2 one step earlier,
- * when there is no stage for it yet. Barriers of the warpgroup: the warps' maxima are known, the warps' o are. o, m and
- * l of a piece go to the workspace; a second kernel merges the pieces (merge.cuh). */
+ * place of the values, so that memory is busy while it computes. Barriers of the warpgroup: the warps' maxima are
+ * known, the warps' o are. o, m and l of a piece go to the workspace; a second kernel merges the pieces (merge.cuh). */
+#include "append_head.cuh"
 #include "cache_map.cuh"
 #include "chunk.cuh"
 
@@ -331,14 +331,14 @@ static ridge_status prepare(const ridge_device *device)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
-    chunk_args a = {{}, attention_args_of(&bound->call, workspace)};
+    chunk_args a = {};
+    ridge_status status = append_first(device, kernel, &bound->call, workspace, stream, &a.p);
     const int64_t most = a.p.kv_heads * attention_pieces_of(a.p.positions);
     const int kv = a.p.kv == RIDGE_U8 ? 2 : a.p.kv == RIDGE_BF16, wide = a.p.n == 128;
-    ridge_status status = RIDGE_OK;
 
     if (a.p.tokens * a.p.heads == 0)
-        return RIDGE_OK;
-    if (a.p.kv != RIDGE_U8)
+        return status;
+    if (a.p.kv != RIDGE_U8 && !status)
         status = cache_map(device, &a.k, &a.p, a.p.k, a.p.k_stride, HALF);
     if (most && !status)
         status = host_launch_shared(device, kernel->name, functions[kv][wide],
@@ -356,7 +356,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
         return "head_dim is not 64 or 128";
     if (problem->align < 4)
         return "an operand or row stride is not a multiple of 16 bytes";
-    if (problem->dim[4] * attention_row_bytes(problem->dtype[RIDGE_ATTENTION_DECODE_K], n) % 16)
+    if (problem->dim[4] * attention_row_bytes(problem->dtype[attention_keys(problem->op)], n) % 16)
         return "a head of the cache is no multiple of 16 bytes";
     if (shared_of[0][n == 128] > (size_t)host_max_shared(device))
         return "the chunks do not fit in shared memory";
@@ -372,28 +372,27 @@ static size_t workspace_bytes(const ridge_device *, const ridge_kernel *, const 
     return attention_workspace(problem);
 }
 
-/* Latency, and the cache's bytes: less of both than tile's. */
-/* From 8 MB of keys and values on. A CTA fills a multiprocessor, so that calls beside each other wait: 8 texts of
- * SmolLM2 with 4096 positions, 3 MB each, took 1757 us a step by this row and 1294 by `tile` (H200, two jobs). */
+/* Latency, and the cache's bytes: less of both than tile's, from 8 MB of keys and values on. A CTA fills a
+ * multiprocessor, so that calls beside each other wait: 8 texts of SmolLM2 with 4096 positions, 3 MB each, took 1757 us
+ * a step by this row and 1294 by `tile` (H200, two jobs). */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const double bytes = (double)problem->dim[2] * (double)problem->dim[3] * (double)problem->dim[4] * 4;
 
-    return 5.9 + (bytes < 8e6 ? 20 : 0) + 0.7 * bytes * 1e-3 / device->copy_gbps;
+    return 5.9 + (problem->op == RIDGE_KV_APPEND_ATTENTION ? 3 : 0) + (bytes < 8e6 ? 20 : 0) +
+           0.7 * bytes * 1e-3 / device->copy_gbps;
 }
 
+#define ROW(op, id)                                                                                     \
+    {                                                                                                   \
+        "cuda." op ".chunk", id, RIDGE_ARCH_SM90, RIDGE_ARCH_CUDA_LAST,                                 \
+            RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {}, why_not, \
+            workspace_bytes, cost, launch                                                               \
+    }
+
 static const ridge_kernel rows[] = {
-    {"cuda.attention_decode.chunk",
-     RIDGE_ATTENTION_DECODE,
-     RIDGE_ARCH_SM90,
-     RIDGE_ARCH_CUDA_LAST,
-     RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
-     0,
-     {},
-     why_not,
-     workspace_bytes,
-     cost,
-     launch},
+    ROW("attention_decode", RIDGE_ATTENTION_DECODE),
+    ROW("kv_append_attention", RIDGE_KV_APPEND_ATTENTION),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_attention_chunk = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -1,5 +1,5 @@
-/* cpu.c: kv_append and attention_decode on the CPU: the C reference of a piece, the threads, and the kernel list.
- * Leaves out: what all levels share (cpu_rows.h) and the vector code (cpu_simd.h). */
+/* cpu.c: kv_append, attention_decode and both in one call on the CPU: the C reference of a piece, the threads, and the
+ * kernel list. Leaves out: what all levels share (cpu_rows.h) and the vector code (cpu_simd.h). */
 #include "cpu_rows.h"
 
 /* -------------------------------------------------------------------------------------------------------- reference */
@@ -99,11 +99,10 @@ static void append_token_of(const append_args *a, const attention_level *level, 
     level->append(a, t, c, s);
 }
 
-static ridge_status append(const ridge_bound *bound, const attention_level *level, float *angles)
+static ridge_status append(append_args a, const attention_level *level, float *angles)
 {
     /* Through a pointer, so that no arithmetic moves across the change of mode. */
     void (*volatile const one_token)(const append_args *, const attention_level *, int64_t, float *) = append_token_of;
-    const append_args a = append_args_of(&bound->call);
 
     if (a.heads + a.kv_heads == 0 || a.n == 0)
         return RIDGE_OK;
@@ -133,11 +132,10 @@ static void attend_merge(const attention_args *a, const attention_level *level, 
     level->merge(a, i / a->heads, i % a->heads);
 }
 
-static ridge_status attend(const ridge_bound *bound, const attention_level *level, void *workspace)
+static ridge_status attend(attention_args a, const attention_level *level)
 {
     void (*volatile const one_piece)(const attention_args *, const attention_level *, int64_t) = attend_piece;
     void (*volatile const one_merge)(const attention_args *, const attention_level *, int64_t) = attend_merge;
-    const attention_args a = attention_args_of(&bound->call, workspace);
     int64_t end = 0, units;
 
     if (a.tokens == 0 || a.heads == 0 || a.n == 0)
@@ -166,17 +164,27 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                            void *workspace, size_t bytes, void *stream)
 {
     const attention_level *level = kernel->variant;
+    const ridge_call *call = &bound->call;
+    attention_args attention;
+    ridge_status status;
 
     (void)device, (void)bytes, (void)stream;
-    return bound->problem.op == RIDGE_KV_APPEND ? append(bound, level, workspace) : attend(bound, level, workspace);
+    if (call->op == RIDGE_KV_APPEND)
+        return append(append_args_of(call), level, workspace);
+    if (call->op == RIDGE_ATTENTION_DECODE)
+        return attend(attention_args_of(call, workspace), level);
+    status = append(attention_halves(call, workspace, &attention), level,
+                    (float *)(void *)((char *)workspace + attention_workspace(&bound->problem)));
+    return status ? status : attend(attention, level);
 }
 
-/* Sines and cosines of every token; the pieces. */
+/* The pieces; sines and cosines of every token behind them. */
 static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     (void)device, (void)kernel;
-    return problem->op == RIDGE_KV_APPEND ? (size_t)problem->dim[0] * (size_t)problem->dim[3] * sizeof(float)
-                                          : attention_workspace(problem);
+    return (problem->op == RIDGE_KV_APPEND ? 0 : attention_workspace(problem)) +
+           (problem->op == RIDGE_ATTENTION_DECODE ? 0
+                                                  : (size_t)problem->dim[0] * (size_t)problem->dim[3] * sizeof(float));
 }
 
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
@@ -200,9 +208,12 @@ static const ridge_kernel rows[] = {
     ROW("kv_append", RIDGE_KV_APPEND, "avx2", RIDGE_ARCH_AVX2, 130, ridge_cpu_attention_avx2),
     ROW("attention_decode", RIDGE_ATTENTION_DECODE, "avx512", RIDGE_ARCH_AVX512, 120, ridge_cpu_attention_avx512),
     ROW("attention_decode", RIDGE_ATTENTION_DECODE, "avx2", RIDGE_ARCH_AVX2, 130, ridge_cpu_attention_avx2),
+    ROW("kv_append_attention", RIDGE_KV_APPEND_ATTENTION, "avx512", RIDGE_ARCH_AVX512, 120, ridge_cpu_attention_avx512),
+    ROW("kv_append_attention", RIDGE_KV_APPEND_ATTENTION, "avx2", RIDGE_ARCH_AVX2, 130, ridge_cpu_attention_avx2),
 #endif
     ROW("kv_append", RIDGE_KV_APPEND, "c", RIDGE_ARCH_C, 5000, ridge_cpu_attention_c),
     ROW("attention_decode", RIDGE_ATTENTION_DECODE, "c", RIDGE_ARCH_C, 5000, ridge_cpu_attention_c),
+    ROW("kv_append_attention", RIDGE_KV_APPEND_ATTENTION, "c", RIDGE_ARCH_C, 5000, ridge_cpu_attention_c),
 };
 
 const ridge_kernel_list ridge_cpu_attention = {.row = rows, .count = (int)(sizeof rows / sizeof rows[0])};

@@ -1,5 +1,5 @@
-/* op.c: the op rows of kv_append, attention_decode and attention_prefill and their builders: operands, problem text,
- * rules. */
+/* op.c: the op rows of kv_append, attention_decode, attention_prefill and kv_append_attention and their builders:
+ * operands, problem text, rules. */
 #include <math.h>
 
 #include "args.h"
@@ -20,8 +20,7 @@ static void product_extent(int64_t *rows, int64_t *cols, int64_t r, int64_t a, i
         *cols = INT64_C(1) << 62;
 }
 
-/* k: the slot of the cache's keys. */
-static const char *heads_rule(const ridge_call *call, int k)
+static const char *heads_rule(const ridge_call *call)
 {
     const int64_t heads = call->dim[1], kv_heads = call->dim[2];
 
@@ -29,7 +28,7 @@ static const char *heads_rule(const ridge_call *call, int k)
         return "heads is no multiple of kv_heads";
     if (call->dim[3] > RIDGE_MAX_HEAD_DIM)
         return "head_dim is above 512";
-    if (call->arg[k].dtype == RIDGE_U8 && call->dim[3] % RIDGE_Q8_0_BLOCK)
+    if (call->arg[attention_keys(call->op)].dtype == RIDGE_U8 && call->dim[3] % RIDGE_Q8_0_BLOCK)
         return "head_dim is no multiple of 32, the cache is Q8_0";
     return call->dim[4] > INT32_MAX ? "positions is above 2^31 - 1" : NULL;
 }
@@ -65,7 +64,7 @@ static const char *append_rule(const ridge_call *call)
         return "option eps must be finite and not negative";
     if (!isfinite(o->mscale))
         return "option mscale must be finite";
-    return heads_rule(call, RIDGE_KV_APPEND_K);
+    return heads_rule(call);
 }
 
 static void append_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -135,6 +134,17 @@ RIDGE_DEFAULTS(append_defaults,
                ridge_kv_append(0, 0, 0, 0, 0, ridge_matrix(NULL, RIDGE_F32), NULL, NULL, ridge_matrix(NULL, RIDGE_F32),
                                ridge_matrix(NULL, RIDGE_F16), ridge_matrix(NULL, RIDGE_F16)))
 
+#define APPEND_OPERANDS                                                                                 \
+    {"qkv", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, (heads + 2 kv_heads)*head_dim]"},     \
+        {"pos", RIDGE_IN, 0, -1, RIDGE_VECTOR, ONLY(RIDGE_I32), 0, "[tokens]"},                         \
+        {"freqs", RIDGE_IN, 0, -1, RIDGE_VECTOR, ONLY(RIDGE_F64), 0, "[n_rot/2]"},                      \
+        {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"},               \
+        {"k", RIDGE_IN | RIDGE_OUT, 0, -1, RIDGE_MATRIX, KV_DTYPES, 0, KV_SHAPE},                       \
+        {"v", RIDGE_IN | RIDGE_OUT, 0, RIDGE_KV_APPEND_K, RIDGE_MATRIX, KV_DTYPES, 0, KV_SHAPE},        \
+        {"bias", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[(heads + 2 kv_heads)*head_dim]"}, \
+        {"q_norm", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[head_dim]"},                    \
+        {"k_norm", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[head_dim]"},
+
 const ridge_op_row ridge_op_kv_append = {
     .id = RIDGE_KV_APPEND,
     .name = "kv_append",
@@ -143,18 +153,7 @@ const ridge_op_row ridge_op_kv_append = {
     .dim_name = {"tokens", "heads", "kv_heads", "head_dim", "positions"},
     .step = {0, 0, 0, 16, 0},
     .args = 9,
-    .arg =
-        {
-            {"qkv", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, (heads + 2 kv_heads)*head_dim]"},
-            {"pos", RIDGE_IN, 0, -1, RIDGE_VECTOR, ONLY(RIDGE_I32), 0, "[tokens]"},
-            {"freqs", RIDGE_IN, 0, -1, RIDGE_VECTOR, ONLY(RIDGE_F64), 0, "[n_rot/2]"},
-            {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_FLOATS, 0, "[tokens, heads*head_dim]"},
-            {"k", RIDGE_IN | RIDGE_OUT, 0, -1, RIDGE_MATRIX, KV_DTYPES, 0, KV_SHAPE},
-            {"v", RIDGE_IN | RIDGE_OUT, 0, RIDGE_KV_APPEND_K, RIDGE_MATRIX, KV_DTYPES, 0, KV_SHAPE},
-            {"bias", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[(heads + 2 kv_heads)*head_dim]"},
-            {"q_norm", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[head_dim]"},
-            {"k_norm", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[head_dim]"},
-        },
+    .arg = {APPEND_OPERANDS},
     .fields = append_fields,
     .flags = RIDGE_ROPE_HALVES,
     .contract = CONTRACT,
@@ -180,17 +179,21 @@ static const ridge_field attention_fields[] = {
     END,
 };
 
+static const char *score_rule(int64_t window, float scale, float softcap)
+{
+    if (window < 0)
+        return "option window must not be negative";
+    if (!isfinite(scale))
+        return "option scale must be finite";
+    return !(softcap >= 0.0f) || isinf(softcap) ? "option softcap must be finite and not negative" : NULL;
+}
+
 static const char *attention_rule(const ridge_call *call)
 {
     const ridge_attention_options *o = &call->opt.attention;
+    const char *reason = score_rule(o->window, o->scale, o->softcap);
 
-    if (o->window < 0)
-        return "option window must not be negative";
-    if (!isfinite(o->scale))
-        return "option scale must be finite";
-    if (!(o->softcap >= 0.0f) || isinf(o->softcap))
-        return "option softcap must be finite and not negative";
-    return heads_rule(call, RIDGE_ATTENTION_DECODE_K);
+    return reason ? reason : heads_rule(call);
 }
 
 static void attention_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -318,4 +321,85 @@ const ridge_op_row ridge_op_attention_prefill = {
     .extent = attention_extent,
     .flops = prefill_flops,
     .defaults = prefill_defaults,
+};
+
+/* --------------------------------------------------------------------------------------------- kv_append_attention */
+
+static const ridge_field both_fields[] = {
+    DTYPE("qkv", RIDGE_KV_APPEND_ATTENTION_QKV),
+    DTYPE("out", RIDGE_KV_APPEND_ATTENTION_OUT),
+    DTYPE("kv", RIDGE_KV_APPEND_ATTENTION_K),
+    HAS("bias", RIDGE_KV_APPEND_ATTENTION_BIAS),
+    HAS("q_norm", RIDGE_KV_APPEND_ATTENTION_Q_NORM),
+    HAS("k_norm", RIDGE_KV_APPEND_ATTENTION_K_NORM),
+    HAS("sinks", RIDGE_KV_APPEND_ATTENTION_SINKS),
+    FLAG("halves", RIDGE_ROPE_HALVES),
+    I64_OPTION(ridge_kv_append_attention_options, n_rot, 0),
+    F32_OPTION(ridge_kv_append_attention_options, eps, 1e-6),
+    F32_OPTION(ridge_kv_append_attention_options, mscale, 1.0),
+    I64_OPTION(ridge_kv_append_attention_options, window, 0),
+    F32_OPTION(ridge_kv_append_attention_options, scale, 1.0),
+    F32_OPTION(ridge_kv_append_attention_options, softcap, 0.0),
+    END,
+};
+
+/* append_args_of and the rules read the first options as kv_append's. */
+_Static_assert(offsetof(ridge_kv_append_attention_options, window) == sizeof(ridge_kv_append_options),
+               "options in the same order");
+_Static_assert((int)RIDGE_KV_APPEND_ATTENTION_K_NORM == (int)RIDGE_KV_APPEND_K_NORM, "operands in the same order");
+
+static const char *both_rule(const ridge_call *call)
+{
+    const ridge_kv_append_attention_options *o = &call->opt.kv_append_attention;
+    const char *reason = score_rule(o->window, o->scale, o->softcap);
+
+    return reason ? reason : append_rule(call);
+}
+
+static void both_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    if (arg == RIDGE_KV_APPEND_ATTENTION_SINKS)
+        ridge_set_extent(rows, cols, 1, call->dim[1]);
+    else
+        append_extent(call, arg, rows, cols);
+}
+
+static double both_flops(const ridge_problem *problem)
+{
+    return append_flops(problem) + attention_flops(problem);
+}
+
+ridge_call ridge_kv_append_attention(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                                     int64_t positions, ridge_tensor qkv, const int32_t *pos, const double *freqs,
+                                     ridge_tensor out, ridge_tensor k, ridge_tensor v)
+{
+    ridge_call call = ridge_kv_append(tokens, heads, kv_heads, head_dim, positions, qkv, pos, freqs, out, k, v);
+
+    call.op = RIDGE_KV_APPEND_ATTENTION;
+    call.opt.kv_append_attention = (ridge_kv_append_attention_options){.eps = 1e-6f, .mscale = 1.0f, .scale = 1.0f};
+    return call;
+}
+
+RIDGE_DEFAULTS(both_defaults, ridge_kv_append_attention(0, 0, 0, 0, 0, ridge_matrix(NULL, RIDGE_F32), NULL, NULL,
+                                                        ridge_matrix(NULL, RIDGE_F32), ridge_matrix(NULL, RIDGE_F16),
+                                                        ridge_matrix(NULL, RIDGE_F16)))
+
+const ridge_op_row ridge_op_kv_append_attention = {
+    .id = RIDGE_KV_APPEND_ATTENTION,
+    .name = "kv_append_attention",
+    .summary = "kv_append, then attention_decode of the same tokens",
+    .dims = 5,
+    .dim_name = {"tokens", "heads", "kv_heads", "head_dim", "positions"},
+    .step = {0, 0, 0, 16, 0},
+    .args = 10,
+    .arg = {APPEND_OPERANDS{"sinks", RIDGE_IN, 1, -1, RIDGE_VECTOR, ONLY(RIDGE_F32), 0, "[heads]"}},
+    .fields = both_fields,
+    .flags = RIDGE_ROPE_HALVES,
+    .contract = CONTRACT,
+    .invariant_max = INT64_MAX,
+    .bound = "that of kv_append for the cache; that of attention_decode with E more by scale * sum |k| times that of q",
+    .rule = both_rule,
+    .extent = both_extent,
+    .flops = both_flops,
+    .defaults = both_defaults,
 };

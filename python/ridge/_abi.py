@@ -106,28 +106,29 @@ SUM = 27
 KV_APPEND = 28
 ATTENTION_DECODE = 29
 ATTENTION_PREFILL = 30
-EMBED = 31
-SAMPLE = 32
-BLOCK_REPACK = 33
-BLOCK_UNPACK = 34
-BLOCK_MATMUL = 35
-BLOCK_PAIR = 36
-BLOCK_GATE_UP_SWIGLU = 37
-MOE_ROUTE = 38
-MOE_GATE_UP_SWIGLU = 39
-MOE_DOWN = 40
-GEMM_FP8_GROUPED = 41
-MOE_PERMUTE = 42
-MOE_PERMUTE_QUANTIZE = 43
-MOE_SWIGLU_QUANTIZE = 44
-MOE_COMBINE = 45
-MOE_COMBINE_BWD = 46
-MOE_ROUTE_BWD = 47
-HC_MIX = 48
-HC_SPLIT = 49
-TRANSPOSE_FP8 = 50
-DIVERGENCE = 51
-OPS = 52
+KV_APPEND_ATTENTION = 31
+EMBED = 32
+SAMPLE = 33
+BLOCK_REPACK = 34
+BLOCK_UNPACK = 35
+BLOCK_MATMUL = 36
+BLOCK_PAIR = 37
+BLOCK_GATE_UP_SWIGLU = 38
+MOE_ROUTE = 39
+MOE_GATE_UP_SWIGLU = 40
+MOE_DOWN = 41
+GEMM_FP8_GROUPED = 42
+MOE_PERMUTE = 43
+MOE_PERMUTE_QUANTIZE = 44
+MOE_SWIGLU_QUANTIZE = 45
+MOE_COMBINE = 46
+MOE_COMBINE_BWD = 47
+MOE_ROUTE_BWD = 48
+HC_MIX = 49
+HC_SPLIT = 50
+TRANSPOSE_FP8 = 51
+DIVERGENCE = 52
+OPS = 53
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -139,11 +140,11 @@ OPS_BY_NAME = {
     'rms_norm': 15, 'head_rms_norm_rope_tail': 16, 'add_rms_norm': 17, 'rms_norm_bwd': 18, 'rope': 19,
     'linear_ce_eval': 20, 'linear_ce_train': 21, 'linear_ce_backward': 22, 'ce_fwd': 23, 'ce_bwd': 24,
     'ce_combine': 25, 'multiply': 26, 'sum': 27, 'kv_append': 28, 'attention_decode': 29,
-    'attention_prefill': 30, 'embed': 31, 'sample': 32, 'block_repack': 33, 'block_unpack': 34,
-    'block_matmul': 35, 'block_pair': 36, 'block_gate_up_swiglu': 37, 'moe_route': 38,
-    'moe_gate_up_swiglu': 39, 'moe_down': 40, 'gemm_fp8_grouped': 41, 'moe_permute': 42,
-    'moe_permute_quantize': 43, 'moe_swiglu_quantize': 44, 'moe_combine': 45, 'moe_combine_bwd': 46,
-    'moe_route_bwd': 47, 'hc_mix': 48, 'hc_split': 49, 'transpose_fp8': 50, 'divergence': 51,
+    'attention_prefill': 30, 'kv_append_attention': 31, 'embed': 32, 'sample': 33, 'block_repack': 34,
+    'block_unpack': 35, 'block_matmul': 36, 'block_pair': 37, 'block_gate_up_swiglu': 38, 'moe_route': 39,
+    'moe_gate_up_swiglu': 40, 'moe_down': 41, 'gemm_fp8_grouped': 42, 'moe_permute': 43,
+    'moe_permute_quantize': 44, 'moe_swiglu_quantize': 45, 'moe_combine': 46, 'moe_combine_bwd': 47,
+    'moe_route_bwd': 48, 'hc_mix': 49, 'hc_split': 50, 'transpose_fp8': 51, 'divergence': 52,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -249,6 +250,10 @@ SLOTS = {
     },
     'attention_prefill': {
         'q': 0, 'k': 1, 'v': 2, 'pos': 3, 'out': 4, 'sinks': 5,
+    },
+    'kv_append_attention': {
+        'qkv': 0, 'pos': 1, 'freqs': 2, 'out': 3, 'k': 4, 'v': 5, 'bias': 6, 'q_norm': 7, 'k_norm': 8,
+        'sinks': 9,
     },
     'embed': {
         'table': 0, 'table_scales': 1, 'ids': 2, 'out': 3,
@@ -363,6 +368,8 @@ BUILDERS = {
         'pointer pos, tensor out',
     'attention_prefill': 'int64 tokens, int64 heads, int64 kv_heads, int64 head_dim, int64 positions, tensor q, tensor k, tensor v, '
         'pointer pos, tensor out',
+    'kv_append_attention': 'int64 tokens, int64 heads, int64 kv_heads, int64 head_dim, int64 positions, tensor qkv, pointer pos, pointer '
+        'freqs, tensor out, tensor k, tensor v',
     'embed': 'int64 tokens, int64 cols, int64 vocab, tensor table, tensor ids, tensor out',
     'sample': 'int64 rows, int64 vocab, int64 history, tensor logits, pointer seed, pointer counter, tensor past, tensor '
         'token',
@@ -395,6 +402,7 @@ OPTIONS = {
         'label_smoothing, float softcap, float temperature, float lse_square_scale, float grad_scale, float reserved',
     'kv_append': 'int64_t n_rot, float eps, float mscale',
     'attention': 'int64_t window, float scale, float softcap',
+    'kv_append_attention': 'int64_t n_rot, float eps, float mscale, int64_t window, float scale, float softcap',
     'embed': 'float scale',
     'sample': 'int64_t top_k, float temperature, float top_p, float min_p, float penalty',
     'moe_route': 'int64_t groups, int64_t top_groups, float scale, float eps',

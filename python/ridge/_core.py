@@ -67,12 +67,14 @@ def _options(name):
 _swiglu, _quantize, _swiglu_quantize, _norm, _ce = map(_options, ("swiglu", "quantize", "swiglu_quantize", "norm", "ce"))
 _embed, _sample, _moe_route, _divergence = map(_options, ("embed", "sample", "moe_route", "divergence"))
 _kv_append, _attention, _q8_0, _hc = map(_options, ("kv_append", "attention", "q8_0", "hc"))
+_kv_append_attention = _options("kv_append_attention")
 OPTIONS = {"swiglu_fwd": _swiglu, "swiglu_bwd": _swiglu, "quantize_fp8": _quantize, "quantize_fp8_dual": _quantize,
            "swiglu_quantize": _swiglu_quantize, "rms_norm": _norm, "head_rms_norm_rope_tail": _norm, "add_rms_norm": _norm,
            "rms_norm_bwd": _norm, "rope": _norm,
            "q8_0_matmul": _q8_0, "q8_0_gate_up_swiglu": _q8_0, "linear_ce_eval": _ce, "linear_ce_train": _ce, "linear_ce_backward": _ce,
            "ce_fwd": _ce, "ce_bwd": _ce, "ce_combine": _ce, "kv_append": _kv_append,
-           "attention_decode": _attention, "attention_prefill": _attention, "embed": _embed, "sample": _sample,
+           "attention_decode": _attention, "attention_prefill": _attention,
+           "kv_append_attention": _kv_append_attention, "embed": _embed, "sample": _sample,
            "moe_route": _moe_route, "moe_gate_up_swiglu": _swiglu, "moe_permute_quantize": _quantize,
            "moe_swiglu_quantize": _swiglu_quantize, "moe_route_bwd": _moe_route, "hc_mix": _hc,
            "hc_split": _hc, "divergence": _divergence}
