@@ -193,7 +193,7 @@ static int64_t attention_tokens(const work *w)
     return most > LM_GRAPH_TOKENS ? most : LM_GRAPH_TOKENS;
 }
 
-/* kv_append and attention of `count` tokens from `first` on, all of one session. */
+/* kv_append and attention of `count` tokens from `first` on, all of one session; of one token in one call. */
 static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t first, int64_t count)
 {
     lm_batch *b = w->b;
@@ -201,13 +201,15 @@ static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t f
     const lm_layer *l = &b->lm->layer[layer];
     const int64_t q = c->heads * c->head_dim, size = c->kv_heads * b->positions * c->head_dim * 2;
     const int64_t at = (layer * b->slots + slot) * size, most = attention_tokens(w);
+    const bool alone = count == 1 && !w->s->fast;
     ridge_tensor k = ridge_matrix(b->k + at, RIDGE_F16), v = ridge_matrix(b->v + at, RIDGE_F16);
     ridge_call call;
 
     k.stride = v.stride = b->positions * c->head_dim;
-    call = ridge_kv_append(count, c->heads, c->kv_heads, c->head_dim, w->s->positions,
-                           f32(b->qkv + first * (q + 2 * c->kv_heads * c->head_dim)), b->inputs->pos + first, l->freqs,
-                           f32(b->q + first * q), k, v);
+    call = (alone ? ridge_kv_append_attention
+                  : ridge_kv_append)(count, c->heads, c->kv_heads, c->head_dim, w->s->positions,
+                                     f32(b->qkv + first * (q + 2 * c->kv_heads * c->head_dim)), b->inputs->pos + first,
+                                     l->freqs, f32((alone ? b->heads : b->q) + first * q), k, v);
     call.flags |= c->family->halves ? RIDGE_ROPE_HALVES : 0;
     call.opt.kv_append.n_rot = c->n_rot;
     call.opt.kv_append.eps = (float)c->eps;
@@ -215,8 +217,13 @@ static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t f
     ridge_set(&call, RIDGE_KV_APPEND_BIAS, l->bias ? RIDGE_F32 : RIDGE_NONE, l->bias, 0);
     ridge_set(&call, RIDGE_KV_APPEND_Q_NORM, l->q_norm ? RIDGE_F32 : RIDGE_NONE, l->q_norm, 0);
     ridge_set(&call, RIDGE_KV_APPEND_K_NORM, l->k_norm ? RIDGE_F32 : RIDGE_NONE, l->k_norm, 0);
+    if (alone) {
+        call.opt.kv_append_attention.scale = (float)c->attention_scale;
+        call.opt.kv_append_attention.window = l->window;
+        ridge_set(&call, RIDGE_KV_APPEND_ATTENTION_SINKS, l->sinks ? RIDGE_F32 : RIDGE_NONE, l->sinks, 0);
+    }
     LM_TRY(w->each(w, &call));
-    for (int64_t i = first, n; i < first + count; i += n) {
+    for (int64_t i = first, n; i < first + count && !alone; i += n) {
         n = first + count - i < most || w->s->fast ? first + count - i : most;
         call = (w->s->fast ? ridge_attention_prefill : ridge_attention_decode)(
             n, c->heads, c->kv_heads, c->head_dim, w->s->positions, f32(b->q + i * q), k, v, b->inputs->pos + i,
