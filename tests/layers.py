@@ -21,6 +21,8 @@ ALLOWED = {
     ("ops/moe", "ops/blocks"),           # and those of block formats,
     ("ops/blocks", "ops/moe"),           # whose files compile the experts' kernels beside their own
     ("check/moe", "check/blocks"),       # weights in block formats, made and taken apart
+    ("ops/generate", "ops/blocks"),      # embeddings in block formats
+    ("check/generate", "check/blocks"),  # likewise
     ("ops/blocks", "ops/q8_0"),          # its activation codes, made inside a product
     ("ops/q8_0", "ops/norm"),            # products with a norm quantise what rms_norm makes of x
     ("ops/q8_0", "ops/quantize_fp8"),    # Q8_0 blocks are quantised by the same row and column helpers
