@@ -33,10 +33,12 @@ RIDGE_API const char *ridge_lm_error(void);
 typedef struct ridge_lm ridge_lm;                 /**< An open model: weights on a device, and a tokeniser. */
 typedef struct ridge_lm_session ridge_lm_session; /**< A text: its cache of keys and values. */
 
+#define RIDGE_LM_Q8_0 1u /**< all matrices become Q8_0: more memory, other bits, faster prompts */
+
 /** Options of ridge_lm_open. */
 typedef struct ridge_lm_options {
     uint32_t struct_size; /**< set by the caller to sizeof(ridge_lm_options) */
-    uint32_t reserved;    /**< 0 */
+    uint32_t flags;       /**< RIDGE_LM_Q8_0 or 0 */
     int64_t memory_limit; /**< bytes that the weights may take; 0: what the device has free */
     void (*note)(void *state,
                  const char *line); /**< receives what opening does, line by line; NULL: it is not reported */

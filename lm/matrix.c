@@ -41,6 +41,8 @@ ridge_dtype lm_stored_as(const ridge_lm *lm, const ridge_entry *e)
     const ridge_entry *other = NULL;
     char name[64];
 
+    if (lm->options.flags & RIDGE_LM_Q8_0)
+        return RIDGE_I8;
     if (gate || up) {
         const int before = (int)((gate ? gate : up) - e->name);
         const char *rest = gate ? gate + strlen("ffn_gate") : up + strlen("ffn_up");

@@ -69,9 +69,9 @@ ridge_status ridge_lm_open(const char *path, const ridge_device *device, const r
     if (to)
         *to = NULL;
     if (!path || !device || !to || (options && options->struct_size != sizeof *options) ||
-        (options && options->memory_limit < 0))
-        return lm_fail(RIDGE_ERR_ARG, "ridge_lm_open: a pointer is NULL, struct_size is not this library's, or "
-                                      "memory_limit is negative");
+        (options && (options->memory_limit < 0 || options->flags & ~RIDGE_LM_Q8_0)))
+        return lm_fail(RIDGE_ERR_ARG, "ridge_lm_open: a pointer is NULL, struct_size is not this library's, a flag is "
+                                      "unknown, or memory_limit is negative");
     status = lm_begin(device, options, &lm);
     if (status)
         return status;

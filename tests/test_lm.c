@@ -18,7 +18,7 @@ TEST(tokens_stand_for_the_bytes_of_their_text)
 {
     uint64_t state = 3;
 
-    for (int f = 0; f < FAMILIES; f += 3) { /* llama: BPE; gemma3: SentencePiece */
+    for (int f = 0; f <= 3; f += 3) { /* llama: BPE; gemma3: SentencePiece */
         ridge_lm *lm = open_family(families[f]);
 
         for (int round = 0; round < 300; round++) {
@@ -285,6 +285,47 @@ TEST(files_of_another_form_are_refused_by_name)
     expect_refused("gemma3", (lm_spoil){.key = "tokenizer.ggml.scores", .kind = RIDGE_META_ARRAY}, "scores");
 }
 
+static void last_line(void *state, const char *line)
+{
+    snprintf(state, 256, "%s", line);
+}
+
+/* The file's format, or Q8_0: other bytes, and logits that differ but little. */
+TEST(weights_stay_in_the_format_of_the_file_unless_asked_for)
+{
+    char line[256];
+    const ridge_lm_options options = {
+        .struct_size = sizeof options, .flags = RIDGE_LM_Q8_0, .note = last_line, .state = line};
+    const ridge_lm_options unknown = {.struct_size = sizeof unknown, .flags = 2};
+    ridge_lm_info kept = {.struct_size = sizeof kept}, q8_0 = {.struct_size = sizeof q8_0};
+    ridge_lm *lm[2] = {open_family("llama:k")};
+    const int32_t tokens[] = {7, 44, 81}, count = vocabulary(lm[0]);
+    float *logits[2] = {malloc((size_t)count * sizeof(float)), malloc((size_t)count * sizeof(float))};
+    double off = 0, sum = 0;
+
+    assert_int_equal(ridge_lm_open(path_of("llama:k"), cpu, &unknown, &lm[1]), RIDGE_ERR_ARG);
+    assert_int_equal(ridge_lm_open(path_of("llama:k"), cpu, &options, &lm[1]), RIDGE_OK);
+    assert_non_null(strstr(line, "Q6_K: 4 became Q8_0"));
+    assert_int_equal(ridge_lm_query(lm[0], &kept), RIDGE_OK);
+    assert_int_equal(ridge_lm_query(lm[1], &q8_0), RIDGE_OK);
+    assert_true(kept.step_bytes * 10 < q8_0.step_bytes * 8);
+    for (int i = 0; i < 2; i++) {
+        ridge_lm_session *session;
+
+        assert_int_equal(ridge_lm_session_open(lm[i], 8, &session), RIDGE_OK);
+        assert_int_equal(ridge_lm_decode(session, tokens, 3, 0, logits[i]), RIDGE_OK);
+        ridge_lm_session_close(session);
+        ridge_lm_close(lm[i]);
+    }
+    for (int i = 0; i < count; i++) {
+        off += ((double)logits[0][i] - logits[1][i]) * ((double)logits[0][i] - logits[1][i]);
+        sum += (double)logits[0][i] * logits[0][i];
+    }
+    assert_true(off > 0 && off < 1e-2 * sum);
+    free(logits[0]);
+    free(logits[1]);
+}
+
 TEST(what_does_not_fit_is_refused_with_its_size)
 {
     const ridge_lm_options small = {.struct_size = sizeof small, .memory_limit = 1000};
@@ -312,6 +353,7 @@ int main(void)
         cmocka_unit_test(text_on_a_terminal_is_whole_characters_and_no_control_sequences),
         cmocka_unit_test(numbers_that_no_model_has_are_refused_by_key),
         cmocka_unit_test(files_of_another_form_are_refused_by_name),
+        cmocka_unit_test(weights_stay_in_the_format_of_the_file_unless_asked_for),
         cmocka_unit_test(what_does_not_fit_is_refused_with_its_size),
     };
     return run_with_models(tests);

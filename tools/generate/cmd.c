@@ -22,7 +22,7 @@ static void on_interrupt(int signal_number)
 typedef struct options {
     const char *prompt, *device, *system, *temp, *top_p, *min_p, *save, *load;
     uint64_t most, top_k, seed, positions;
-    bool chat, dialogue, fast, json, quiet;
+    bool chat, dialogue, fast, q8_0, json, quiet;
 } options;
 
 typedef struct generation {
@@ -263,7 +263,9 @@ static bool open_session(generation *g)
 
 static bool open_model(generation *g, const char *path)
 {
-    const ridge_lm_options options = {.struct_size = sizeof options, .note = g->o->quiet || g->o->json ? NULL : note};
+    const ridge_lm_options options = {.struct_size = sizeof options,
+                                      .flags = g->o->q8_0 ? RIDGE_LM_Q8_0 : 0,
+                                      .note = g->o->quiet || g->o->json ? NULL : note};
 
     g->device = device_open(g->o->device);
     if (!g->device)
@@ -299,6 +301,8 @@ int cmd_generate(int argc, char **argv)
         {"load", 0, "FILE", "goes on with a text that --save wrote; -p is then optional", .text = &o.load},
         {"fast-prompt", 0, NULL, "prompts by attention_prefill: faster on a GPU, other bits than on the CPU",
          .flag = &o.fast},
+        {"requantize", 0, NULL, "weights of all formats become Q8_0: faster long prompts, more memory, other text",
+         .flag = &o.q8_0},
         ARGS_DEVICE(&o.device),
         ARGS_JSON(&o.json),
         {"quiet", 'q', NULL, "nothing but the text", .flag = &o.quiet},
