@@ -65,7 +65,7 @@ static const suite_row suites[] = {
     {NULL, NULL},
 };
 
-static const char *const fault_problems[] = {"transpose_fp8 rows=133 cols=264", NULL};
+static const char *const fault_problems[] = {"transpose_fp8 rows=133 cols=264 pad=0", NULL};
 
 /* The scales of the input's first block where those of another belong. */
 static ridge_status keeps_the_first_scale(const faulty_run *r)
