@@ -207,7 +207,7 @@ def check_compiled_modules_have_the_bits_of_eager_ones(rank, n):
     x, runs = torch.randn(128, 512).bfloat16(), []
     for compiled in (False, True):
         torch.manual_seed(2)
-        mlp, pair = Mlp(128 * n), torch.nn.Sequential(R.Fp8Linear(512, 128 * n), torch.nn.Tanh(), R.Fp8Linear(128 * n, 512))
+        mlp, pair = Mlp([128 * n]), torch.nn.Sequential(R.Fp8Linear(512, 128 * n), torch.nn.Tanh(), R.Fp8Linear(128 * n, 512))
         D.gather_fp8(mlp)
         if compiled:
             mlp.compile(backend="aot_eager")
