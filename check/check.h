@@ -92,6 +92,7 @@ typedef struct image {
     size_t bytes;
     size_t offset[RIDGE_MAX_ARGS];
     size_t length[RIDGE_MAX_ARGS]; /* 0 = absent */
+    int64_t pitch[RIDGE_MAX_ARGS]; /* elements from a row to the next, of packed operands too; 0: not known */
     unsigned char *host;
     fill_kind fill;
     /* For timing only: the host has the first IMAGE_PERIOD rows of the inputs, and the others repeat them. */

@@ -85,6 +85,14 @@ static void place_operands(const test_case *c, image *im)
         at = (at + 255) / 256 * 256;
     }
     im->bytes = at + GUARD;
+    for (int arg = 0; arg < op->args; arg++) {
+        int64_t rows, cols;
+
+        if (!im->length[arg])
+            continue;
+        op->extent(&im->call, arg, &rows, &cols);
+        im->pitch[arg] = im->call.arg[arg].stride ? im->call.arg[arg].stride : cols;
+    }
 }
 
 void image_place(const test_case *c, image *im)

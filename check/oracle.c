@@ -6,11 +6,11 @@
 
 const void *oracle_address(const image *im, const unsigned char *base, int arg, int64_t r, int64_t j)
 {
-    int64_t rows, stride = im->call.arg[arg].stride;
+    int64_t rows, pitch = im->call.arg[arg].stride ? im->call.arg[arg].stride : im->pitch[arg];
 
-    if (!stride && r) /* packed */
-        ridge_op_at(im->call.op)->extent(&im->call, arg, &rows, &stride);
-    return base + im->offset[arg] + (size_t)(r * stride + j) * ridge_dtype_size(im->call.arg[arg].dtype);
+    if (!pitch && r)
+        ridge_op_at(im->call.op)->extent(&im->call, arg, &rows, &pitch);
+    return base + im->offset[arg] + (size_t)(r * pitch + j) * ridge_dtype_size(im->call.arg[arg].dtype);
 }
 
 double oracle_in(const oracle_run *run, int arg, int64_t r, int64_t j)

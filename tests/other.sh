@@ -18,7 +18,7 @@ asan)
     rows=cpu
     ! grep -qs avx2 /proc/cpuinfo || rows=cpu:avx2 # avx512's rows are the same sources, and time is short
     "$dir/ridge" test --quick --once --device $rows --quiet
-    "$dir/tests/teeth" --device cpu
+    "$dir/tests/teeth" --device $rows
     sh "$root/tests/quantize.sh" "$dir/ridge" "$dir/tests/quantize_tool"
     python3 "$root/tests/quantize_files.py" "$dir/ridge"
     "$dir/tests/test_core"
