@@ -52,6 +52,7 @@ static void block_cases(const ridge_op_row *op, case_level level, case_list *lis
         {"tokens=11 rows=32 experts=40 slots=10", 256, 160, {.fill = FILL_NORMAL, .slices = true}},
         {"tokens=3 rows=32 experts=2 slots=5", 256, 96, {.fill = FILL_NORMAL, .variant = NONE}},
         {"tokens=6 rows=128 experts=8 slots=4", 512, 512, {.fill = FILL_NORMAL, .repeats = 50}},
+        {"tokens=1 rows=32 experts=2 slots=3", 0, 0, {.fill = FILL_NORMAL}},
     };
     static const char *const gate_up[] = {"f32", "i8 limit=10 alpha=1.702 up_offset=1 gate_bias=1 up_bias=1", "bf16"};
     static const char *const down[] = {"f32 shared=f32 residual=bf16", "f32 bias=1 residual=f32", "bf16 shared=bf16"};

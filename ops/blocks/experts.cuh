@@ -408,7 +408,7 @@ typedef struct expert_record {
 
 static __device__ __forceinline__ void expert_skip(const block_expert_args &a, expert_record *r, int records)
 {
-    for (r->unit += records; r->unit >= a.x.units; r->unit -= a.x.units)
+    for (r->unit += records; a.x.units && r->unit >= a.x.units; r->unit -= a.x.units)
         if (++r->slot == a.x.x_slots) {
             r->slot = 0;
             r->token++;
@@ -475,7 +475,6 @@ template <class F, int COLUMNS> static __device__ __forceinline__ void expert_pr
     int at = 0, parity = 0;
 
     block_columns(w.lane, column);
-    ptx_launch_dependents();
     if constexpr (F::TABLES > 0)
         block_fill_tables(F(), memory);
     if (!a.x.records)
@@ -495,6 +494,7 @@ template <class F, int COLUMNS> static __device__ __forceinline__ void expert_pr
     expert_seek<COLUMNS>(a, list, w, F::UNIT, &l);
     for (int i = 0; i < a.x.depth; i++)
         expert_copy<F, COLUMNS>(a, list, w, &l, ptx_shared(ring + i * STAGE));
+    ptx_launch_dependents(); /* behind the first loads, which it would delay */
     if (!a.x.records)
         expert_write_x<F>(a, memory + F::TABLES, next, held);
     if (!a.p.down)
