@@ -7,7 +7,7 @@ loss side by side. Attention, norms, router and embeddings are PyTorch's for all
 
 Text, order of the providers and records are those of train_llama.py. The loss head is ridge's for "ridge" and PyTorch's for
 "torch"; "ridge-e5m2" quantises gradients to e5m2; "liger" has Liger-Kernel's experts in bf16. Records of --layer: op moe_layer, with the FLOP of the three products of
-each pair of a token and an expert, forward and backward, and peak_bytes beyond weights, input and their gradients.
+each pair of a token and an expert, forward and backward, and peak_bytes beyond weights and input, the new gradients included.
 """
 import statistics
 
@@ -114,7 +114,7 @@ def layer(args):
         times = []
         for i in range(args.steps):
             x.grad = None
-            block.zero_grad(set_to_none=False)
+            block.zero_grad(set_to_none=True)
             if args.device == "cuda":
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
