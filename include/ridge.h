@@ -277,6 +277,7 @@ enum {
 /** Options of quantize_fp8 and quantize_fp8_dual. */
 typedef struct ridge_quantize_options {
     float floor; /**< least amax of a group, finite and >= 0, default 0 */
+    int64_t matrices; /**< quantize_fp8_dual: x is so many matrices one below another, each quantised by itself; default 1 */
 } ridge_quantize_options;
 
 /** Row stride of fp8 codes on the fast path: `cols` rounded up to 16. */
@@ -1143,6 +1144,25 @@ enum {
     RIDGE_MOE_GATE_UP_SWIGLU_GATE_BIAS, RIDGE_MOE_GATE_UP_SWIGLU_UP_BIAS /**< [experts, rows] f32, optional */
 };
 
+/** moe_permute_quantize of swiglu_bwd's dgate and dup side by side, bit for bit, without writing them; the rows are
+ * sorted. Options of swiglu_quantize, opt.swiglu_quantize; flags RIDGE_POW2 and RIDGE_ACTIVATION. drow: swiglu_bwd's, in an
+ * order of its own (docs/numerics.md). */
+RIDGE_API ridge_call ridge_moe_swiglu_bwd_quantize(int64_t rows, int64_t cols, int64_t experts, ridge_dtype dtype,
+                                                   const void *dout, const void *gate, const void *up,
+                                                   const int32_t *offsets, ridge_tensor q, ridge_tensor q_t,
+                                                   int32_t *offsets_t);
+enum {
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT = 0, /**< [rows, cols] bf16, f16 or f32 */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_GATE, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_UP, /**< [rows, cols] as dout */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_OFFSETS, /**< [experts + 1] i32 */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_SCALE, /**< of [rows, 2 cols], as of
+                                                                               moe_permute_quantize */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q_T, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_SCALE_T, /**< optional */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_OFFSETS_T, /**< [experts + 1] i32 output, optional */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_ROW_SCALE, /**< [rows] f32, optional: the weight of each row's pair */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DROW /**< [rows] f32 output, optional; rows of no group are not written */
+};
+
 /** out[t] = residual + (shared + the sum over slots of weights[t, s] (W x[t, s] + bias)), W and bias of expert ids[t, s].
  * The sum goes through the slots in order, each an fma. */
 RIDGE_API ridge_call ridge_moe_down(int64_t tokens, int64_t cols, int64_t rows, int64_t experts, int64_t slots,
@@ -1358,7 +1378,7 @@ typedef enum ridge_op {
     RIDGE_BLOCK_PAIR, RIDGE_BLOCK_GATE_UP_SWIGLU, RIDGE_MOE_ROUTE,
     RIDGE_MOE_GATE_UP_SWIGLU, RIDGE_MOE_DOWN, RIDGE_GEMM_FP8_GROUPED,
     RIDGE_MOE_PERMUTE, RIDGE_MOE_PERMUTE_QUANTIZE, RIDGE_MOE_SWIGLU_QUANTIZE, RIDGE_MOE_COMBINE,
-    RIDGE_MOE_COMBINE_BWD, RIDGE_MOE_ROUTE_BWD, RIDGE_HC_MIX, RIDGE_HC_SPLIT,
+    RIDGE_MOE_COMBINE_BWD, RIDGE_MOE_ROUTE_BWD, RIDGE_MOE_SWIGLU_BWD_QUANTIZE, RIDGE_HC_MIX, RIDGE_HC_SPLIT,
     RIDGE_TRANSPOSE_FP8, RIDGE_DIVERGENCE, RIDGE_OPS
 } ridge_op;
 

@@ -46,8 +46,16 @@ static void quantize_cases(const ridge_op_row *op, case_level level, case_list *
                                       "act=gelu_tanh down_mul=1.5",
                                       "act=relu2 row_scale=1",
                                       "act=gelu_erf gate_mul=-0.75"};
+    static const char *const bwd[] = {"",
+                                      "row_scale=1 drow=1",
+                                      "drow=1",
+                                      "alpha=1.702 up_offset=1 limit=7 row_scale=1 drow=1",
+                                      "act=gelu_tanh down_mul=1.5",
+                                      "act=relu2 row_scale=1 drow=1",
+                                      "act=gelu_erf gate_mul=-0.75"};
     static const char *const dtypes[] = {"bf16", "f16", "f32"};
-    const bool swiglu = op->id == RIDGE_MOE_SWIGLU_QUANTIZE;
+    const bool backward = op->id == RIDGE_MOE_SWIGLU_BWD_QUANTIZE;
+    const bool swiglu = op->id == RIDGE_MOE_SWIGLU_QUANTIZE || backward;
     char shape[128], words[192];
     int n = 0;
 
@@ -66,7 +74,10 @@ static void quantize_cases(const ridge_op_row *op, case_level level, case_list *
                 else
                     snprintf(shape, sizeof shape, "%s %s %s", shapes[i].rows, cols[c], experts[n % 4]);
                 snprintf(words, sizeof words, "dtype=%s format=%s %s %s", dtypes[(n / 3 + i) % 3],
-                         (n + f) % 4 == 1 ? "e5m2" : "e4m3", form[f], swiglu ? act[(n / 3) % 7] : given);
+                         (n + f) % 4 == 1 ? "e5m2" : "e4m3", form[f],
+                         backward ? bwd[(n / 3) % 7]
+                         : swiglu ? act[(n / 3) % 7]
+                                  : given);
                 add(list, op, shapes[i].layout, n / 3 % 4, shape, words);
             }
     if (level == CASES_LARGE && !swiglu)
@@ -118,7 +129,8 @@ static void experts_cases(const ridge_op_row *op, case_level level, case_list *l
 
     if (op->id == RIDGE_MOE_ROUTE_BWD)
         route_cases(op, level, list);
-    else if (op->id == RIDGE_MOE_PERMUTE_QUANTIZE || op->id == RIDGE_MOE_SWIGLU_QUANTIZE)
+    else if (op->id == RIDGE_MOE_PERMUTE_QUANTIZE || op->id == RIDGE_MOE_SWIGLU_QUANTIZE ||
+             op->id == RIDGE_MOE_SWIGLU_BWD_QUANTIZE)
         quantize_cases(op, level, list);
     for (int i = 0; i < SHAPES && op->id == RIDGE_MOE_PERMUTE; i++)
         for (int variant = 0; variant < 4; variant++)
@@ -217,8 +229,9 @@ static bool experts_fill(const test_case *c, const image *im, int arg, uint64_t 
     seed += (uint64_t)arg * 977;
     random_next(&seed);
     if (strcmp(name, "offsets") == 0) {
-        const int scale =
-            op->id == RIDGE_MOE_SWIGLU_QUANTIZE ? (int)RIDGE_MOE_SWIGLU_QUANTIZE_Q : (int)RIDGE_MOE_PERMUTE_QUANTIZE_Q;
+        const int scale = op->id == RIDGE_MOE_SWIGLU_QUANTIZE       ? (int)RIDGE_MOE_SWIGLU_QUANTIZE_Q
+                          : op->id == RIDGE_MOE_SWIGLU_BWD_QUANTIZE ? (int)RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q
+                                                                    : (int)RIDGE_MOE_PERMUTE_QUANTIZE_Q;
 
         experts = cols - 1;
         op->extent(&im->call, scale, &rows, &cols);
@@ -245,6 +258,7 @@ static const suite_row suites[] = {
     {"moe-train", "moe_permute tokens=32768 slots=8 experts=128"},
     {"moe-train", "moe_permute_quantize tokens=32768 slots=8 cols=2048 experts=128 rows=1"},
     {"moe-train", "moe_swiglu_quantize rows=262144 cols=768 experts=128 row_scale=1"},
+    {"moe-train", "moe_swiglu_bwd_quantize rows=262144 cols=768 experts=128 row_scale=1 drow=1"},
     {"moe-train", "moe_combine tokens=32768 slots=8 cols=2048"},
     {"moe-train", "moe_combine tokens=32768 slots=8 cols=2048 weights=1"},
     {"moe-train", "moe_combine_bwd tokens=32768 slots=8 cols=2048 weights=1 dweights=1"},
@@ -307,7 +321,8 @@ static ridge_status counts_an_expert_less(const faulty_run *r)
 
 static bool is_quantiser(const ridge_kernel *kernel)
 {
-    return kernel->op == RIDGE_MOE_PERMUTE_QUANTIZE || kernel->op == RIDGE_MOE_SWIGLU_QUANTIZE;
+    return kernel->op == RIDGE_MOE_PERMUTE_QUANTIZE || kernel->op == RIDGE_MOE_SWIGLU_QUANTIZE ||
+           kernel->op == RIDGE_MOE_SWIGLU_BWD_QUANTIZE;
 }
 
 static const planted_fault faults[] = {
@@ -324,6 +339,10 @@ static const planted_fault faults[] = {
      .applies = is_quantiser,
      .flags = RIDGE_POW2},
     {.name = "forgets the weights of the rows", .fault = fault_forgets_operand, .operand = "row_scale"},
+    {.name = "gets a gradient of a row's weight wrong",
+     .fault = fault_spoils_an_element,
+     .operand = "drow",
+     .op = RIDGE_MOE_SWIGLU_BWD_QUANTIZE},
     {.name = "forgets the weights of the slots", .fault = fault_forgets_operand, .operand = "weights"},
     {.name = "forgets the shared rows", .fault = fault_forgets_operand, .operand = "shared"},
     {.name = "forgets the rows that are added", .fault = fault_forgets_operand, .operand = "residual"},
@@ -345,11 +364,12 @@ static const planted_fault faults[] = {
     {0},
 };
 
-/* Of the two quantisers so that the last column of the transpose holds a row. */
+/* Of the quantisers so that the last column of the transpose holds a row. */
 static const char *const fault_problems[] = {
     "moe_permute tokens=50 slots=3 experts=7",
     "moe_permute_quantize tokens=128 slots=2 cols=264 experts=1 rows=1 offsets_t=1 pow2=1 variant=1",
     "moe_swiglu_quantize rows=256 cols=264 experts=1 offsets_t=1 pow2=1 row_scale=1 variant=1",
+    "moe_swiglu_bwd_quantize rows=256 cols=264 experts=1 offsets_t=1 pow2=1 row_scale=1 drow=1 variant=1",
     "moe_combine tokens=33 slots=3 cols=264 y=f32 out=f32 weights=1 shared=f32 residual=f32 variant=1",
     "moe_combine_bwd tokens=33 slots=3 cols=264 dtype=f32 weights=1 dweights=1 variant=1",
     "moe_route_bwd tokens=37 experts=48 slots=7 rule=sigmoid normalise=1 logit_bias=1 scale=3",

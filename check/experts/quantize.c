@@ -1,6 +1,6 @@
-/* quantize.c: the oracle of moe_permute_quantize and moe_swiglu_quantize in float64. A code is decoded by the
- * definition of its format and must be as near as any other can be; a scale is amax over the largest number; codes of
- * padding are those of zeros. */
+/* quantize.c: the oracle of moe_permute_quantize, moe_swiglu_quantize and moe_swiglu_bwd_quantize in float64. A code is
+ * decoded by the definition of its format and must be as near as any other can be; a scale is amax over the largest
+ * number; codes of padding are those of zeros. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -9,12 +9,13 @@
 typedef struct subject {
     oracle_run *run;
     const ridge_call *call;
-    bool swiglu;
+    bool swiglu, backward;
     int q; /* the slots of q, scale, q_t, scale_t, offsets_t are consecutive */
     int64_t pairs, cols, experts, slots;
     bool e5m2, pow2;
     double floor;
-    void *out; /* of swiglu_fwd, packed */
+    void *out;   /* of swiglu_fwd, or dgate and dup of swiglu_bwd side by side, packed */
+    float *drow; /* of swiglu_bwd */
 } subject;
 
 /* An element before it is quantised. */
@@ -52,6 +53,55 @@ static bool run_swiglu(subject *s)
     good = s->out && ridge_open("cpu:c", &cpu) == RIDGE_OK && ridge_run(cpu, &call, NULL, 0, NULL) == RIDGE_OK;
     ridge_close(cpu);
     return good;
+}
+
+/* What swiglu_bwd's C reference stores, which has an oracle of its own. */
+static bool run_swiglu_bwd(subject *s)
+{
+    const ridge_call all = image_call(s->run->im, s->run->im->host);
+    const uint32_t dtype = s->call->arg[0].dtype;
+    const int64_t rows = s->pairs, cols = s->cols / 2;
+    ridge_call call;
+    ridge_device *cpu = NULL;
+    bool good;
+
+    s->out = calloc((size_t)(rows * s->cols) + 1, ridge_dtype_size(dtype));
+    s->drow = calloc((size_t)rows + 1, sizeof *s->drow);
+    call = ridge_swiglu_bwd(rows, cols, (ridge_dtype)dtype, NULL, NULL, NULL, s->out,
+                            (char *)s->out + (size_t)cols * ridge_dtype_size(dtype));
+    call.arg[RIDGE_SWIGLU_BWD_DOUT] = all.arg[RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT];
+    call.arg[RIDGE_SWIGLU_BWD_GATE] = all.arg[RIDGE_MOE_SWIGLU_BWD_QUANTIZE_GATE];
+    call.arg[RIDGE_SWIGLU_BWD_UP] = all.arg[RIDGE_MOE_SWIGLU_BWD_QUANTIZE_UP];
+    call.arg[RIDGE_SWIGLU_BWD_DGATE].stride = call.arg[RIDGE_SWIGLU_BWD_DUP].stride = s->cols;
+    call.arg[RIDGE_SWIGLU_BWD_ROW_SCALE] = all.arg[RIDGE_MOE_SWIGLU_BWD_QUANTIZE_ROW_SCALE];
+    if (s->run->im->length[RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DROW])
+        call.arg[RIDGE_SWIGLU_BWD_DROW] = (ridge_operand){s->drow, 0, RIDGE_F32, 0};
+    call.flags = all.flags & RIDGE_ACTIVATION;
+    call.opt.swiglu = all.opt.swiglu_quantize.swiglu;
+    good = s->out && s->drow && ridge_open("cpu:c", &cpu) == RIDGE_OK &&
+           (s->cols == 0 || ridge_run(cpu, &call, NULL, 0, NULL) == RIDGE_OK);
+    ridge_close(cpu);
+    return good;
+}
+
+/* drow: as far from swiglu_bwd's as two orders of one sum can be. */
+static void check_drow(const subject *s, int64_t row)
+{
+    const ridge_swiglu_options *o = &s->call->opt.swiglu_quantize.swiglu;
+    const double got = oracle_out(s->run, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DROW, 0, row), want = (double)s->drow[row];
+    double size = 0;
+
+    for (int64_t c = 0; c < s->cols / 2; c++) {
+        const double a = fabs(oracle_in(s->run, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_GATE, row, c));
+        const double b = fabs(oracle_in(s->run, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_UP, row, c)) + fabs((double)o->up_offset);
+        const double g = (a + 1) * fabs((double)o->gate_mul); /* no activation is larger, but the square of ReLU */
+
+        size += fabs(oracle_in(s->run, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT, row, c)) * b * fabs((double)o->down_mul) *
+                ((s->call->flags & RIDGE_ACTIVATION) == RIDGE_RELU2 ? g * g : g);
+    }
+    if (!(size < 1e37) || !isfinite(want)) /* a sum, or an activation, may overflow on its way */
+        return;
+    oracle_note(s->run, fabs(got - want) / (0x1p-24 * ((double)s->cols / 128 + 40) * size + 0x1p-140), "drow", row, 0);
 }
 
 static double decode(const subject *s, unsigned code)
@@ -112,6 +162,8 @@ static void check_tile(const subject *s, int64_t first, int64_t rows, int64_t pa
 {
     double x[128];
 
+    for (int64_t i = 0; i < rows && s->backward && s->run->im->length[RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DROW]; i++)
+        check_drow(s, first + i);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t c = 0; c < s->cols; c += 128) {
             const int64_t n = s->cols - c < 128 ? s->cols - c : 128;
@@ -136,21 +188,27 @@ static void check_tile(const subject *s, int64_t first, int64_t rows, int64_t pa
 void oracle_experts_quantize(oracle_run *run)
 {
     const ridge_call *call = &run->im->call;
-    const bool swiglu = call->op == RIDGE_MOE_SWIGLU_QUANTIZE;
-    const int offsets = swiglu ? (int)RIDGE_MOE_SWIGLU_QUANTIZE_OFFSETS : (int)RIDGE_MOE_PERMUTE_QUANTIZE_OFFSETS;
-    subject s = {.run = run, .call = call, .swiglu = swiglu, .slots = swiglu ? 1 : call->dim[1]};
+    const bool backward = call->op == RIDGE_MOE_SWIGLU_BWD_QUANTIZE;
+    const bool swiglu = call->op == RIDGE_MOE_SWIGLU_QUANTIZE || backward;
+    const int offsets = backward ? (int)RIDGE_MOE_SWIGLU_BWD_QUANTIZE_OFFSETS
+                        : swiglu ? (int)RIDGE_MOE_SWIGLU_QUANTIZE_OFFSETS
+                                 : (int)RIDGE_MOE_PERMUTE_QUANTIZE_OFFSETS;
+    subject s = {.run = run, .call = call, .swiglu = swiglu, .backward = backward, .slots = swiglu ? 1 : call->dim[1]};
     double begin = 0, padded = 0;
 
-    s.q = swiglu ? (int)RIDGE_MOE_SWIGLU_QUANTIZE_Q : (int)RIDGE_MOE_PERMUTE_QUANTIZE_Q;
+    s.q = backward ? (int)RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q
+          : swiglu ? (int)RIDGE_MOE_SWIGLU_QUANTIZE_Q
+                   : (int)RIDGE_MOE_PERMUTE_QUANTIZE_Q;
     s.pairs = call->dim[0] * s.slots;
-    s.cols = call->dim[swiglu ? 1 : 2];
+    s.cols = backward ? 2 * call->dim[1] : call->dim[swiglu ? 1 : 2];
     s.experts = call->dim[swiglu ? 2 : 3];
     s.e5m2 = call->arg[s.q].dtype == RIDGE_E5M2;
     s.pow2 = (call->flags & RIDGE_POW2) != 0;
     s.floor = (double)(swiglu ? call->opt.swiglu_quantize.floor : call->opt.quantize.floor);
-    if (swiglu && !run_swiglu(&s)) {
+    if (swiglu && !(backward ? run_swiglu_bwd(&s) : run_swiglu(&s))) {
         oracle_fail(run, "the oracle ran out of memory");
         free(s.out);
+        free(s.drow);
         return;
     }
     for (int64_t e = 0; e <= s.experts; e++) {
@@ -165,4 +223,5 @@ void oracle_experts_quantize(oracle_run *run)
         begin = end;
     }
     free(s.out);
+    free(s.drow);
 }

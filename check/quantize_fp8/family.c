@@ -67,6 +67,24 @@ static void quantize_cases(const ridge_op_row *op, case_level level, case_list *
                          derived && (i + m) % 5 == 3 ? " floor=0.0001" : "");
                 cases_add(list, op, text, layout);
             }
+    for (int i = 0; i < 8 && op->id == RIDGE_QUANTIZE_FP8_DUAL; i++) {
+        static const char *const matrices[] = {"rows=384 cols=256 matrices=3 form=blk_blk",
+                                               "rows=393 cols=264 matrices=3 form=row_row",
+                                               "rows=520 cols=130 matrices=2 form=row_blk",
+                                               "rows=20 cols=137 matrices=20 form=blk_blk",
+                                               "rows=1024 cols=384 matrices=4 form=row_row",
+                                               "rows=900 cols=400 matrices=5 form=blk_blk",
+                                               "rows=0 cols=64 matrices=7",
+                                               "rows=512 cols=128 matrices=4 form=row_blk"};
+        const test_case layout = {.fill = i % 3 == 2 ? FILL_EDGE : FILL_GROUPS,
+                                  .pad = i % 4 == 1 ? 3 : 0,
+                                  .shift = i % 4 == 1,
+                                  .repeats = i == 4 ? 50 : 0};
+
+        snprintf(text, sizeof text, "%s dtype=%s format=%s%s", matrices[i], dtypes[i % 3], i % 4 == 3 ? "e5m2" : "e4m3",
+                 i % 2 ? " pow2=1" : "");
+        cases_add(list, op, text, layout);
+    }
     if (level == CASES_LARGE)
         cases_add(list, op, "rows=65664 cols=32776 dtype=bf16", (test_case){.fill = FILL_PERIOD});
 }
@@ -123,6 +141,8 @@ static const suite_row suites[] = {
     {"quantize", "quantize_fp8_dual rows=8192 cols=14336 dtype=f32"},
     {"quantize", "quantize_fp8_dual rows=28672 cols=8192 dtype=bf16 form=blk_blk"},
     {"quantize", "quantize_fp8_dual rows=8192 cols=14336 dtype=bf16 form=row_blk"},
+    {"moe-train", "quantize_fp8_dual rows=196608 cols=2048 dtype=bf16 form=blk_blk matrices=128"},
+    {"moe-train", "quantize_fp8_dual rows=262144 cols=768 dtype=bf16 form=blk_blk matrices=128"},
     {"quantize", "swiglu_quantize rows=8192 cols=14336 dtype=bf16"},
     {"quantize", "swiglu_quantize rows=8192 cols=28672 dtype=bf16"},
     {NULL, NULL},
@@ -133,6 +153,7 @@ static const char *const fault_problems[] = {
     "quantize_fp8 rows=5 cols=264 dtype=bf16 pow2=1 floor=0.25",
     "quantize_fp8 rows=5 cols=264 dtype=bf16 scale=tensor floor=1000",
     "quantize_fp8_dual rows=133 cols=264 dtype=bf16 pow2=1 floor=0.25 colsum=1",
+    "quantize_fp8_dual rows=384 cols=256 dtype=bf16 form=blk_blk matrices=3",
     "swiglu_quantize rows=133 cols=264 dtype=bf16 pow2=1 floor=0.25",
     NULL,
 };
@@ -164,6 +185,22 @@ static ridge_status swaps_two_scales(const faulty_run *r)
     return status ? status : fault_write(r, last, &scale[0], sizeof(float));
 }
 
+/* A transposed code of the first matrix and one of the last, the other way round. */
+static ridge_status swaps_two_matrices(const faulty_run *r)
+{
+    const int arg = RIDGE_QUANTIZE_FP8_DUAL_Q_T;
+    const size_t first = r->im->offset[arg], last = first + r->im->length[arg] - 1;
+    ridge_status status = fault_run(r, r->call);
+    uint8_t code[2] = {0, 0};
+
+    status = status ? status : fault_read(r, first, &code[0], 1);
+    status = status ? status : fault_read(r, last, &code[1], 1);
+    if (!status && code[0] == code[1])
+        return fault_impossible("the first code is the last one");
+    status = status ? status : fault_write(r, first, &code[1], 1);
+    return status ? status : fault_write(r, last, &code[0], 1);
+}
+
 static ridge_status forgets_the_floor(const faulty_run *r)
 {
     ridge_call copy = *r->call;
@@ -183,6 +220,7 @@ static const planted_fault faults[] = {
     {.name = "rounds a code of the transpose to its neighbour", .fault = fault_spoils_an_element, .operand = "q_t"},
     {.name = "gets an amax wrong", .fault = fault_spoils_an_element, .operand = "amax"},
     {.name = "gets a sum of a column wrong", .fault = fault_spoils_an_element, .operand = "colsum"},
+    {.name = "swaps two matrices", .fault = swaps_two_matrices, .op = RIDGE_QUANTIZE_FP8_DUAL},
     {.name = "forgets the floor", .fault = forgets_the_floor},
     {.name = "forgets that scales are powers of two", .fault = fault_changes_flags, .flags = RIDGE_POW2},
     {0},

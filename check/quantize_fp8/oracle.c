@@ -12,7 +12,7 @@ typedef struct subject {
     const image *im;
     const unsigned char *got;
     double *x;
-    int64_t rows, cols;
+    int64_t rows, cols, matrix; /* matrix: rows of one */
     int e5m2;
     double decoded[127]; /* of the codes 0 .. 126, ascending; infinity and NaN of e5m2 left out */
     int codes;
@@ -81,7 +81,8 @@ static void check_scale(subject *s, double got, double amax, int64_t row, int64_
     }
 }
 
-/* x[row, row+rows) x [col, col+cols) shares the scale `scale`; codes are in operand q, transposed or not. */
+/* x[row, row+rows) x [col, col+cols) shares the scale `scale`; codes are in operand q, transposed or not, then those of
+ * one matrix after another. */
 static void check_block(subject *s, int64_t row, int64_t rows, int64_t col, int64_t cols, double scale, int q,
                         bool transposed, bool derived)
 {
@@ -102,7 +103,9 @@ static void check_block(subject *s, int64_t row, int64_t rows, int64_t col, int6
         check_scale(s, scale, amax, row, col);
     for (int64_t r = row; r < row + rows; r++)
         for (int64_t c = col; c < col + cols; c++)
-            check_code(s, *(const uint8_t *)oracle_address(s->im, s->got, q, transposed ? c : r, transposed ? r : c),
+            check_code(s,
+                       *(const uint8_t *)oracle_address(s->im, s->got, q, transposed ? r / s->matrix * s->cols + c : r,
+                                                        transposed ? r % s->matrix : c),
                        s->x[r * s->cols + c], scale, r, c);
 }
 
@@ -115,14 +118,20 @@ static int64_t least(int64_t a, int64_t b)
 static void check_form(subject *s, int q, bool block, bool transposed)
 {
     const int64_t high = block || transposed ? 128 : 1, wide = block || !transposed ? 128 : 1;
+    const int64_t tall = (s->matrix + 127) / 128, across = (s->cols + 127) / 128;
 
-    for (int64_t r = 0; r < s->rows; r += high)
-        for (int64_t c = 0; c < s->cols; c += wide) {
-            int64_t i = block ? r / 128 : transposed ? r / 128 : c / 128, j = block ? c / 128 : transposed ? c : r;
-            double scale = block && transposed ? oracle_out(s->run, q + 1, j, i) : oracle_out(s->run, q + 1, i, j);
+    for (int64_t first = 0; first < s->rows; first += s->matrix)
+        for (int64_t r = 0; r < s->matrix; r += high)
+            for (int64_t c = 0; c < s->cols; c += wide) {
+                const int64_t n = first / s->matrix;
+                const double scale = block && transposed ? oracle_out(s->run, q + 1, n * across + c / 128, r / 128)
+                                     : block             ? oracle_out(s->run, q + 1, n * tall + r / 128, c / 128)
+                                     : transposed        ? oracle_out(s->run, q + 1, r / 128, n * s->cols + c)
+                                                         : oracle_out(s->run, q + 1, c / 128, first + r);
 
-            check_block(s, r, least(high, s->rows - r), c, least(wide, s->cols - c), scale, q, transposed, true);
-        }
+                check_block(s, first + r, least(high, s->matrix - r), c, least(wide, s->cols - c), scale, q, transposed,
+                            true);
+            }
 }
 
 /* TENSOR and ROW, with what a caller gives or asks for. */
@@ -201,6 +210,7 @@ void oracle_quantize(oracle_run *run)
     subject s = {.run = run, .im = im, .got = run->got, .rows = im->call.dim[0], .cols = im->call.dim[1]};
     bool good = true;
 
+    s.matrix = im->call.op == RIDGE_QUANTIZE_FP8_DUAL ? s.rows / im->call.opt.quantize.matrices : s.rows;
     s.e5m2 = im->call.arg[q].dtype == RIDGE_E5M2;
     s.pow2 = (im->call.flags & RIDGE_POW2) != 0;
     s.floor = (double)(swiglu ? im->call.opt.swiglu_quantize.floor : im->call.opt.quantize.floor);

@@ -1,8 +1,9 @@
-/* cpu_quantize.c: moe_permute_quantize and moe_swiglu_quantize on the CPU, in C: tiles of 128 rows of one group and 128
- * columns, each one thread's, whose elements are first copied together in f32. */
+/* cpu_quantize.c: moe_permute_quantize, moe_swiglu_quantize and moe_swiglu_bwd_quantize on the CPU, in C: tiles of 128
+ * rows of one group and 128 columns, each one thread's, whose elements are first copied together in f32. */
 #include "args.h"
 #include "cpu/num.h"
 #include "cpu/team.h"
+#include "src/math/experts.h"
 #include "src/math/quantize.h"
 #include "src/math/swiglu.h"
 #include "src/util.h"
@@ -15,7 +16,7 @@ typedef struct quantize_call {
     int32_t experts, slots;
     int e5m2, pow2;
     float floor;
-    bool swiglu;
+    bool swiglu, backward;
     int32_t start[RIDGE_MOE_MAX_EXPERTS + 1], tile[RIDGE_MOE_MAX_EXPERTS + 1]; /* of each group: first row, tile */
 } quantize_call;
 
@@ -26,17 +27,23 @@ static void read_call(const ridge_call *call, quantize_call *a)
     int64_t most = 0;
 
     a->call = call;
-    a->swiglu = call->op == RIDGE_MOE_SWIGLU_QUANTIZE;
-    a->q = &arg[a->swiglu ? (int)RIDGE_MOE_SWIGLU_QUANTIZE_Q : (int)RIDGE_MOE_PERMUTE_QUANTIZE_Q];
+    a->backward = call->op == RIDGE_MOE_SWIGLU_BWD_QUANTIZE;
+    a->swiglu = call->op == RIDGE_MOE_SWIGLU_QUANTIZE || a->backward;
+    a->q = &arg[a->backward ? (int)RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q
+                : a->swiglu ? (int)RIDGE_MOE_SWIGLU_QUANTIZE_Q
+                            : (int)RIDGE_MOE_PERMUTE_QUANTIZE_Q];
     a->rows = a->swiglu ? NULL : arg[RIDGE_MOE_PERMUTE_QUANTIZE_ROWS].data;
     a->slots = a->swiglu ? 1 : (int32_t)call->dim[1];
     a->pairs = call->dim[0] * a->slots;
-    a->cols = call->dim[a->swiglu ? 1 : 2];
+    a->cols = a->backward ? 2 * call->dim[1] : call->dim[a->swiglu ? 1 : 2];
     a->experts = (int32_t)call->dim[a->swiglu ? 2 : 3];
     a->e5m2 = a->q->dtype == RIDGE_E5M2;
     a->pow2 = (call->flags & RIDGE_POW2) != 0;
     a->floor = a->swiglu ? call->opt.swiglu_quantize.floor : call->opt.quantize.floor;
-    offsets = arg[a->swiglu ? (int)RIDGE_MOE_SWIGLU_QUANTIZE_OFFSETS : (int)RIDGE_MOE_PERMUTE_QUANTIZE_OFFSETS].data;
+    offsets = arg[a->backward ? (int)RIDGE_MOE_SWIGLU_BWD_QUANTIZE_OFFSETS
+                  : a->swiglu ? (int)RIDGE_MOE_SWIGLU_QUANTIZE_OFFSETS
+                              : (int)RIDGE_MOE_PERMUTE_QUANTIZE_OFFSETS]
+                  .data;
     a->tile[0] = 0;
     for (int32_t e = 0; e <= a->experts; e++) {
         most = offsets[e] > most ? ridge_min(offsets[e], a->pairs) : most;
@@ -73,6 +80,57 @@ static void swiglu_row(const quantize_call *a, int64_t row, int64_t col, int64_t
     }
 }
 
+/* swiglu_bwd of an element: dgate and dup, not rounded; returns its term of drow. */
+static float swiglu_bwd_element(const quantize_call *a, int64_t row, int64_t col, float *dgate, float *dup)
+{
+    const ridge_operand *arg = a->call->arg, *dout = &arg[RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT];
+    const ridge_operand *gate = &arg[RIDGE_MOE_SWIGLU_BWD_QUANTIZE_GATE], *up = &arg[RIDGE_MOE_SWIGLU_BWD_QUANTIZE_UP];
+    const float *scale = arg[RIDGE_MOE_SWIGLU_BWD_QUANTIZE_ROW_SCALE].data;
+    const ridge_swiglu_options o = ridge_swiglu_resolve(a->call->opt.swiglu_quantize.swiglu);
+    const float y = ridge_load_element(dout->dtype, dout->data, row * dout->stride + col);
+    const float g = ridge_load_element(dout->dtype, gate->data, row * gate->stride + col);
+    const float u = ridge_load_element(dout->dtype, up->data, row * up->stride + col), b = ridge_swiglu_up(u, o);
+    const float dy = ridge_swiglu_scale(y, scale ? scale[row] : 1.0f, o);
+    float dh, h = ridge_act_bwd(a->call->flags & RIDGE_ACTIVATION, ridge_swiglu_gate(g, o), o.alpha, &dh);
+
+    *dup = ridge_swiglu_dup(dy * h, u, o);
+    *dgate = ridge_swiglu_dgate(dy * b, dh, g, o);
+    return y * ridge_swiglu_drow(h, b, o);
+}
+
+/* `cols` elements of a row of dgate and dup side by side, in f32 but rounded to the dtype. */
+static void swiglu_bwd_row(const quantize_call *a, int64_t row, int64_t col, int64_t cols, float *out)
+{
+    const uint32_t dtype = a->call->arg[0].dtype;
+    const int64_t half = a->cols / 2;
+    float held, dgate, dup;
+    const ridge_operand one = {&held, 1, dtype, 0};
+
+    for (int64_t j = 0; j < cols; j++) {
+        swiglu_bwd_element(a, row, (col + j) % half, &dgate, &dup);
+        ridge_store_element(&one, 0, col + j < half ? dgate : dup);
+        out[j] = ridge_load_element(dtype, &held, 0);
+    }
+}
+
+static float drow_of(const quantize_call *a, int64_t row)
+{
+    const int64_t cols = a->cols / 2;
+    float sum = 0, dgate, dup;
+
+    for (int64_t first = 0; first < cols; first += RIDGE_GROUP) {
+        float part[RIDGE_GROUP / RIDGE_EXPERTS_GROUP] = {0};
+
+        for (int64_t col = first; col < ridge_min(first + RIDGE_GROUP, cols); col++)
+            part[(col - first) / RIDGE_EXPERTS_GROUP] += swiglu_bwd_element(a, row, col, &dgate, &dup);
+        for (int s = 1; s < RIDGE_GROUP / RIDGE_EXPERTS_GROUP; s *= 2)
+            for (int p = 0; p < RIDGE_GROUP / RIDGE_EXPERTS_GROUP; p += 2 * s)
+                part[p] += part[p + s];
+        sum += part[0];
+    }
+    return ridge_f32_canonical(sum);
+}
+
 /* The elements of a tile; rows and columns beyond those that it has are 0. */
 static void load_tile(const quantize_call *a, int64_t row, int64_t rows, int64_t col, int64_t cols,
                       float (*x)[RIDGE_GROUP])
@@ -84,7 +142,9 @@ static void load_tile(const quantize_call *a, int64_t row, int64_t rows, int64_t
     for (int64_t i = 0; i < rows; i++) {
         const int64_t pair = a->rows ? a->rows[row + i] : row + i;
 
-        if (a->swiglu)
+        if (a->backward)
+            swiglu_bwd_row(a, row + i, col, cols, x[i]);
+        else if (a->swiglu)
             swiglu_row(a, row + i, col, cols, x[i]);
         else if (pair >= 0 && pair < a->pairs)
             ridge_widen(from->dtype, (const char *)from->data + (pair / a->slots * from->stride + col) * size, cols,
@@ -133,10 +193,15 @@ static void quantize_tile(const quantize_call *a, int32_t e, int64_t tile, int64
 static void quantize_row_of_tiles(const void *args, int64_t tile)
 {
     const quantize_call *a = args;
+    float *drow = a->backward ? a->call->arg[RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DROW].data : NULL;
     int32_t e = 0;
+    int64_t row;
 
     while (a->tile[e + 1] <= tile)
         e++;
+    row = a->start[e] + (tile - a->tile[e]) * RIDGE_GROUP;
+    for (int64_t i = 0; i < ridge_min(RIDGE_GROUP, a->start[e + 1] - row) && drow; i++)
+        drow[row + i] = drow_of(a, row + i);
     for (int64_t tc = 0; tc < ridge_ceil_div(a->cols, RIDGE_GROUP); tc++)
         quantize_tile(a, e, tile, tc);
 }
@@ -171,6 +236,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 static const ridge_kernel rows[] = {
     ROW("moe_permute_quantize", RIDGE_MOE_PERMUTE_QUANTIZE),
     ROW("moe_swiglu_quantize", RIDGE_MOE_SWIGLU_QUANTIZE),
+    ROW("moe_swiglu_bwd_quantize", RIDGE_MOE_SWIGLU_BWD_QUANTIZE),
 };
 
 const ridge_kernel_list ridge_cpu_experts_quantize = {.row = rows, .count = (int)(sizeof rows / sizeof rows[0])};

@@ -1,4 +1,5 @@
-/* op_quantize.c: the op rows of moe_permute_quantize and moe_swiglu_quantize and their builders. */
+/* op_quantize.c: the op rows of moe_permute_quantize, moe_swiglu_quantize and moe_swiglu_bwd_quantize, and their
+ * builders. */
 #include <math.h>
 
 #include "op.h"
@@ -13,7 +14,7 @@ int64_t ridge_ld_groups(int64_t rows, int64_t experts)
     return (rows + 127 * ridge_min(rows, experts)) / 128 * 128;
 }
 
-/* The parts of the two ops that are one: slots of q, scale, q_t, scale_t and offsets_t are consecutive. */
+/* The parts of the ops that are one: slots of q, scale, q_t, scale_t and offsets_t are consecutive. */
 static void output_extent(int part, int64_t pairs, int64_t cols, int64_t experts, int64_t *rows, int64_t *wide)
 {
     const int64_t padded = ridge_ld_groups(pairs, experts);
@@ -261,4 +262,105 @@ const ridge_op_row ridge_op_moe_swiglu_quantize = {
     .plain = swiglu_plain,
     .flops = swiglu_flops,
     .defaults = swiglu_defaults,
+};
+
+/* ------------------------------------------------------------------------------------------ moe_swiglu_bwd_quantize */
+
+static const ridge_field swiglu_bwd_fields[] = {
+    DTYPE("dtype", RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT),
+    DTYPE("format", RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q),
+    HAS("q_t", RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q_T),
+    HAS("offsets_t", RIDGE_MOE_SWIGLU_BWD_QUANTIZE_OFFSETS_T),
+    FLAG("pow2", RIDGE_POW2),
+    RIDGE_ACT_FIELD,
+    HAS("row_scale", RIDGE_MOE_SWIGLU_BWD_QUANTIZE_ROW_SCALE),
+    HAS("drow", RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DROW),
+    RIDGE_SWIGLU_FIELDS,
+    F32_OPTION(ridge_swiglu_quantize_options, floor, 0),
+    END,
+};
+
+static const char *swiglu_bwd_rule(const ridge_call *call)
+{
+    const char *reason = ridge_swiglu_options_rule(&call->opt.swiglu_quantize.swiglu, call->flags);
+
+    reason = reason ? reason : ridge_experts_rule(call->dim[2]);
+    reason = reason ? reason : ridge_experts_pairs_rule(call->dim[0], 1);
+    return reason ? reason : outputs_rule(call, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q, call->opt.swiglu_quantize.floor);
+}
+
+static void swiglu_bwd_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
+{
+    if (arg <= RIDGE_MOE_SWIGLU_BWD_QUANTIZE_UP)
+        ridge_set_extent(rows, cols, call->dim[0], call->dim[1]);
+    else if (arg == RIDGE_MOE_SWIGLU_BWD_QUANTIZE_OFFSETS)
+        ridge_set_extent(rows, cols, 1, call->dim[2] + 1);
+    else if (arg >= RIDGE_MOE_SWIGLU_BWD_QUANTIZE_ROW_SCALE)
+        ridge_set_extent(rows, cols, 1, call->dim[0]);
+    else
+        output_extent(arg - RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q, call->dim[0], 2 * call->dim[1], call->dim[2], rows, cols);
+}
+
+static void swiglu_bwd_derive(ridge_call *call)
+{
+    derive_outputs(call, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q);
+}
+
+static double swiglu_bwd_flops(const ridge_problem *problem)
+{
+    return 20.0 * (double)problem->dim[0] * (double)problem->dim[1];
+}
+
+ridge_call ridge_moe_swiglu_bwd_quantize(int64_t rows, int64_t cols, int64_t experts, ridge_dtype dtype,
+                                         const void *dout, const void *gate, const void *up, const int32_t *offsets,
+                                         ridge_tensor q, ridge_tensor q_t, int32_t *offsets_t)
+{
+    ridge_call call = ridge_begin(RIDGE_MOE_SWIGLU_BWD_QUANTIZE, rows, cols, experts, 0);
+
+    call.opt.swiglu_quantize.swiglu = ridge_swiglu_defaults;
+    ridge_set(&call, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT, dtype, dout, 0);
+    ridge_set(&call, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_GATE, dtype, gate, 0);
+    ridge_set(&call, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_UP, dtype, up, 0);
+    ridge_set(&call, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_OFFSETS, RIDGE_I32, offsets, 0);
+    put_outputs(&call, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q, q, q_t, offsets_t);
+    return call;
+}
+
+RIDGE_DEFAULTS(swiglu_bwd_defaults,
+               ridge_moe_swiglu_bwd_quantize(0, 0, 0, RIDGE_BF16, NULL, NULL, NULL, NULL,
+                                             ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128),
+                                             ridge_scaled(NULL, RIDGE_E4M3, NULL, RIDGE_SCALING_ROW128), NULL))
+
+const ridge_op_row ridge_op_moe_swiglu_bwd_quantize = {
+    .id = RIDGE_MOE_SWIGLU_BWD_QUANTIZE,
+    .name = "moe_swiglu_bwd_quantize",
+    .summary = "swiglu_bwd, then moe_permute_quantize, in one pass",
+    .dims = 3,
+    .dim_name = {"rows", "cols", "experts"},
+    .args = 11,
+    .arg =
+        {
+            {"dout", RIDGE_IN, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[rows, cols]"},
+            {"gate", RIDGE_IN, 0, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[rows, cols]"},
+            {"up", RIDGE_IN, 0, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[rows, cols]"},
+            {"offsets", RIDGE_IN, 0, -1, RIDGE_VECTOR, EXPERTS_I32, 0, "[experts + 1]"},
+            {"q", RIDGE_OUT, 0, -1, RIDGE_MATRIX, FP8, 0, "[rows, 2 cols]"},
+            {"scale", RIDGE_OUT, 0, -1, RIDGE_TABLE, EXPERTS_F32, 0, "[ceil(2 cols/128), rows]"},
+            {"q_t", RIDGE_OUT, 1, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q, RIDGE_MATRIX, FP8, 0,
+             "[2 cols, ridge_ld_groups(rows, experts)]"},
+            {"scale_t", RIDGE_OUT, 1, -1, RIDGE_TABLE, EXPERTS_F32, 0, "[ridge_ld_groups(rows, experts)/128, 2 cols]"},
+            {"offsets_t", RIDGE_OUT, 1, -1, RIDGE_VECTOR, EXPERTS_I32, 0, "[experts + 1]"},
+            {"row_scale", RIDGE_IN, 1, -1, RIDGE_VECTOR, EXPERTS_F32, 0, "[rows]"},
+            {"drow", RIDGE_OUT, 1, -1, RIDGE_VECTOR, EXPERTS_F32, 0, "[rows]"},
+        },
+    .fields = swiglu_bwd_fields,
+    .flags = RIDGE_POW2 | RIDGE_ACTIVATION,
+    .contract = EXPERTS_CONTRACT,
+    .bound = BOUND,
+    .rule = swiglu_bwd_rule,
+    .extent = swiglu_bwd_extent,
+    .derive = swiglu_bwd_derive,
+    .plain = swiglu_plain,
+    .flops = swiglu_bwd_flops,
+    .defaults = swiglu_bwd_defaults,
 };

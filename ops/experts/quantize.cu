@@ -1,98 +1,25 @@
-/* quantize.cu: moe_permute_quantize and moe_swiglu_quantize on CUDA. One CTA lists the tiles, 128 padded rows of one
- * group each; then a CTA of 256 threads quantises a tile of 128 x 128 elements as quantize_fp8_dual does (tile.cuh),
- * its rows gathered. Rows that a tile has not are zeros in the transposed codes and are not stored in the others. */
-#include "ops/quantize_fp8/tile.cuh"
+/* quantize.cu: moe_permute_quantize and moe_swiglu_quantize on CUDA. After the plan (plan.cuh) a CTA of 256 threads
+ * quantises a tile of 128 x 128 elements as quantize_fp8_dual does (tile.cuh), its rows gathered. Rows that a tile has
+ * not are zeros in the transposed codes and are not stored in the others. */
+#include "plan.cuh"
 
-enum { PLAN = RIDGE_MOE_MAX_EXPERTS };
-
-typedef struct group_args {
-    quantize_args q;
-    const int32_t *rows, *offsets;
-    int32_t *offsets_t;
-    int2 *tile; /* of each tile: its first row, and how many it has; 0: it belongs to no group */
-    int64_t pairs;
-    int32_t slots, experts, tiles;
-} group_args;
-
-/* The largest, or the sum, of the values of the threads before this one and its own. */
-template <bool SUM> static __device__ __forceinline__ int scan_block(int v, int *warps)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-
-#pragma unroll
-    for (int s = 1; s < 32; s *= 2) {
-        const int other = __shfl_up_sync(~0u, v, s);
-
-        if (lane >= s)
-            v = SUM ? v + other : max(v, other);
-    }
-    if (lane == 31)
-        warps[warp] = v;
-    __syncthreads(); /* the warps' results are written before they are read */
-    for (int w = 0; w < warp; w++)
-        v = SUM ? v + warps[w] : max(v, warps[w]);
-    __syncthreads(); /* and read before the next scan writes */
-    return v;
-}
-
-static __global__ void __launch_bounds__(PLAN) group_plan(const __grid_constant__ group_args p)
-{
-    __shared__ int warps[PLAN / 32], start[PLAN + 1], first[PLAN + 1];
-    const int e = threadIdx.x, pairs = (int)p.pairs;
-    int from, to, count, end;
-
-    ptx_launch_dependents();
-    ptx_grid_dependency_wait();
-    from = e < p.experts ? min(max(p.offsets[e], 0), pairs) : 0;
-    from = scan_block<false>(from, warps);
-    start[e] = from;
-    if (e == 0)
-        start[p.experts] = min(max(p.offsets[p.experts], 0), pairs);
-    __syncthreads(); /* the starts are written before they are read */
-    to = e < p.experts - 1 ? start[e + 1] : max(start[p.experts], from);
-    __syncthreads(); /* and read before the last one is corrected */
-    if (e == p.experts - 1)
-        start[p.experts] = to;
-    count = e < p.experts ? (to - from + 127) / 128 : 0;
-    end = scan_block<true>(count, warps);
-    if (e < p.experts) {
-        first[e + 1] = end;
-        if (p.offsets_t)
-            p.offsets_t[e + 1] = end * 128;
-    }
-    if (e == 0) {
-        first[0] = 0;
-        if (p.offsets_t)
-            p.offsets_t[0] = 0;
-    }
-    __syncthreads(); /* starts and first tiles are complete */
-    for (int tile = e; tile < p.tiles; tile += PLAN) {
-        int low = 0, high = p.experts; /* the last group whose first tile is not behind this one */
-
-        while (high - low > 1) {
-            const int middle = (low + high) / 2;
-
-            if (first[middle] <= tile)
-                low = middle;
-            else
-                high = middle;
-        }
-        from = start[low] + (tile - first[low]) * 128;
-        p.tile[tile] = make_int2(from, tile < first[p.experts] ? min(128, start[low + 1] - from) : 0);
-    }
-}
+enum { STRIP_BYTES = 16000000 };
 
 /* DUAL: the transposed codes too. */
 template <int DTYPE, int SOURCE, bool DUAL>
-static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) group_tile(const __grid_constant__ group_args p)
+static __global__ void __launch_bounds__(TILE_THREADS,
+                                         TILE_BLOCKS(SOURCE == FROM_X && !DUAL && DTYPE != RIDGE_F32 ? 3 : 2))
+    group_tile(const __grid_constant__ group_args p)
 {
     constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? TILE_ROWS : DTYPE == RIDGE_F32 ? 2 : 4;
     constexpr int COL = DUAL ? QUANTIZE_ROW128 : QUANTIZE_ABSENT;
     __shared__ __align__(16) tile_memory m;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int tr = (int)(blockIdx.x / p.q.across), tc = (int)(blockIdx.x % p.q.across);
+    const uint32_t strip = blockIdx.x / ((uint32_t)p.tiles * p.strip), in = blockIdx.x % ((uint32_t)p.tiles * p.strip);
+    const uint32_t wide = min(p.strip, p.q.across - strip * p.strip);
+    const int tr = (int)(in / wide), tc = (int)(strip * p.strip + in % wide);
     const int mine = warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
-    quantize_args q = p.q;
+    quantize_args q;
     uint32_t raw[TILE_ROWS][W];
     bool whole;
     int2 tile;
@@ -102,19 +29,17 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) group_til
     ptx_launch_dependents();
     if (tile.y == 0)
         return;
-    whole = q.whole && tile.y == 128 && tc * 128 + 128 <= q.cols;
-    /* As if row tr * 128 of the outputs were the tile's first. */
-    q.rows = (int64_t)tr * 128 + tile.y;
-    q.row.q += (tile.x - (int64_t)tr * 128) * q.row.stride;
-    q.row.scale += tile.x - (int64_t)tr * 128;
+    whole = p.q.whole && tile.y == 128 && tc * 128 + 128 <= p.q.cols;
     if constexpr (SOURCE == FROM_SILU) {
-        if (whole && q.vector_x) {
+        if (whole && p.q.vector_x) {
             uint32_t up[TILE_ROWS][W];
 
 #pragma unroll
             for (int i = 0; i < TILE_ROWS; i++)
-                tile_load_row<DTYPE, SOURCE>(q, tile.x + mine + i, col, 8, raw[i], up[i]);
-            tile_silu<DTYPE, true>(q, tile.x + mine, col, raw, up);
+                tile_load_row<DTYPE, SOURCE>(p.q, tile.x + mine + i, col, 8, raw[i], up[i]);
+            tile_silu<DTYPE, true>(p.q, tile.x + mine, col, raw, up);
+            q = p.q;
+            group_move(&q, tr, tile);
             tile_finish<DTYPE, QUANTIZE_ROW128, COL, false>(q, m, raw, tr, tc, true);
             return;
         }
@@ -126,7 +51,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) group_til
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
             const int r = mine + first + i;
-            int64_t row = tile.x + r, n = r < tile.y ? q.cols - col : 0;
+            int64_t row = tile.x + r, n = r < tile.y ? p.q.cols - col : 0;
 
             if (SOURCE == FROM_X && p.rows && n > 0) {
                 const int pair = p.rows[row];
@@ -134,17 +59,19 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) group_til
                 row = (unsigned)pair / (unsigned)p.slots;
                 n = pair >= 0 && pair < p.pairs ? n : 0;
             }
-            tile_load_row<DTYPE, SOURCE>(q, row, col, n, raw[first + i], up[i]);
+            tile_load_row<DTYPE, SOURCE>(p.q, row, col, n, raw[first + i], up[i]);
         }
         if (SOURCE != FROM_X)
 #pragma unroll
             for (int i = 0; i < TOGETHER; i++) {
                 const int r = mine + first + i;
 
-                tile_swiglu<DTYPE, SOURCE>(q, r < tile.y ? tile.x + r : tile.x, r < tile.y ? q.cols - col : 0,
+                tile_swiglu<DTYPE, SOURCE>(p.q, r < tile.y ? tile.x + r : tile.x, r < tile.y ? p.q.cols - col : 0,
                                            raw[first + i], up[i]);
             }
     }
+    q = p.q; /* not before: it would take registers from the loads */
+    group_move(&q, tr, tile);
     if (whole)
         tile_finish<DTYPE, QUANTIZE_ROW128, COL, false>(q, m, raw, tr, tc, true);
     else
@@ -170,10 +97,9 @@ static const void *const functions[3][FUNCTIONS] = {{BY_SOURCE(RIDGE_F32),
 
 static ridge_status prepare(const ridge_device *device)
 {
-    const void *const plan = (const void *)group_plan;
     ridge_status status = host_load(device, &functions[0][0], 3 * FUNCTIONS, "moe_permute_quantize: loading kernels");
 
-    return status ? status : host_load(device, &plan, 1, "moe_permute_quantize: loading kernels");
+    return status ? status : group_prepare(device);
 }
 
 static int64_t pairs_of(uint32_t op, const int64_t *dim)
@@ -199,30 +125,16 @@ static group_args args_of(const ridge_call *call)
     const int size = arg[0].dtype == RIDGE_F32 ? 4 : 2;
     group_args p = {};
 
-    p.pairs = pairs_of(call->op, call->dim);
-    p.tiles = (int32_t)tiles_of(call->op, call->dim);
     p.slots = swiglu ? 1 : (int32_t)call->dim[1];
-    p.experts = (int32_t)call->dim[swiglu ? 2 : 3];
     p.rows = swiglu ? NULL : (const int32_t *)arg[RIDGE_MOE_PERMUTE_QUANTIZE_ROWS].data;
+    group_outputs(call, q, pairs_of(call->op, call->dim), cols_of(call->op, call->dim), call->dim[swiglu ? 2 : 3], &p);
     p.offsets =
         (const int32_t *)arg[swiglu ? (int)RIDGE_MOE_SWIGLU_QUANTIZE_OFFSETS : (int)RIDGE_MOE_PERMUTE_QUANTIZE_OFFSETS]
             .data;
-    p.offsets_t = (int32_t *)arg[q + 4].data;
-    p.q.rows_t = (int64_t)p.tiles * 128;
-    p.q.cols = cols_of(call->op, call->dim);
     p.q.x = (const char *)arg[0].data;
     p.q.stride = arg[0].stride;
-    p.q.across = (uint32_t)quantize_groups(p.q.cols);
-    p.q.e5m2 = arg[q].dtype == RIDGE_E5M2;
-    p.q.pow2 = (call->flags & RIDGE_POW2) != 0;
     p.q.vector_x = quantize_aligned(p.q.x, p.q.stride * size, 16);
-    p.q.row = quantize_output(call, q);
-    p.q.vector_row = quantize_aligned(p.q.row.q, p.q.row.stride, 8);
     p.q.floor = call->opt.quantize.floor;
-    if (arg[q + 2].data) {
-        p.q.col = quantize_output(call, q + 2);
-        p.q.vector_col = quantize_aligned(p.q.col.q, p.q.col.stride, 16);
-    }
     if (swiglu) {
         p.q.up = (const char *)arg[RIDGE_MOE_SWIGLU_QUANTIZE_UP].data;
         p.q.up_stride = arg[RIDGE_MOE_SWIGLU_QUANTIZE_UP].stride;
@@ -232,8 +144,19 @@ static group_args args_of(const ridge_call *call)
         p.q.floor = call->opt.swiglu_quantize.floor;
         p.q.row_scale = (const float *)arg[RIDGE_MOE_SWIGLU_QUANTIZE_ROW_SCALE].data;
     }
-    p.q.whole = p.q.vector_row && (!p.q.col.q || p.q.vector_col);
     return p;
+}
+
+/* Gathered rows are read for each of their slots: of so many columns at a time that they stay in L2 from one to the
+ * next.
+ */
+static uint32_t strip_of(const ridge_call *call, const group_args *p)
+{
+    const int64_t column = call->dim[0] * 128 * (call->arg[0].dtype == RIDGE_F32 ? 4 : 2);
+
+    if (!p->rows || p->slots == 1)
+        return p->q.across;
+    return (uint32_t)ridge_min(ridge_max(STRIP_BYTES / ridge_max(column, 1), 1), p->q.across);
 }
 
 /* As swiglu_quantize's: two tensors, SiLU, default options but the rows' scales, where the registers leave two CTAs. */
@@ -254,9 +177,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     ridge_status status;
 
     p.tile = (int2 *)workspace;
+    p.strip = strip_of(&bound->call, &p);
     if (!p.offsets_t && (p.tiles == 0 || p.q.cols == 0))
         return RIDGE_OK;
-    status = host_launch(device, kernel->name, (const void *)group_plan, dim3(1), PLAN, &p, stream);
+    status = group_begin(device, kernel, &p, stream);
     if (status || p.tiles == 0 || p.q.cols == 0)
         return status;
     return host_launch(device, kernel->name,

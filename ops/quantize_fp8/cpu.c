@@ -198,6 +198,8 @@ static ridge_status launch_reference(const ridge_device *device, const ridge_ker
     (void)device, (void)kernel, (void)bytes, (void)stream;
     if (call->dim[0] == 0 || call->dim[1] == 0)
         return RIDGE_OK;
+    if (call->op == RIDGE_QUANTIZE_FP8_DUAL && call->opt.quantize.matrices > 1)
+        return ridge_cpu_quantize_matrices(device, kernel, bound);
     mode = ridge_fp_begin();
     work(call, workspace);
     ridge_fp_end(mode);
@@ -486,6 +488,8 @@ static ridge_status launch_fp8(const ridge_device *device, const ridge_kernel *k
     (void)bytes, (void)stream;
     if (a.rows == 0 || a.cols == 0)
         return RIDGE_OK;
+    if (call->op == RIDGE_QUANTIZE_FP8_DUAL && call->opt.quantize.matrices > 1)
+        return ridge_cpu_quantize_matrices(device, kernel, bound);
     a.stream = streams(device, &a);
     a.by_table = kernel->param[1] == AVX512VBMI && a.dtype == RIDGE_BF16;
     a.tile_sums = colsum ? workspace : NULL;

@@ -68,4 +68,8 @@ typedef struct quantize_vectors {
 extern const quantize_vectors ridge_cpu_quantize_avx2, ridge_cpu_quantize_avx512, ridge_cpu_quantize_avx512vbmi;
 #endif
 
+/* Option matrices of quantize_fp8_dual: each matrix as a call of the same row, which uses no workspace. */
+ridge_status ridge_cpu_quantize_matrices(const ridge_device *device, const ridge_kernel *kernel,
+                                         const ridge_bound *bound);
+
 #endif

@@ -43,6 +43,8 @@ static const char *quantize_rule(const ridge_call *call)
 
     if (floor_rule(call->opt.quantize.floor))
         return floor_rule(call->opt.quantize.floor);
+    if (call->opt.quantize.matrices > 1)
+        return "option matrices goes with quantize_fp8_dual";
     if (call->dim[0] == 0 || call->dim[1] == 0)
         return NULL;
     if (given && ridge_has(call, RIDGE_QUANTIZE_FP8_SCALE))
@@ -136,13 +138,10 @@ const ridge_op_row ridge_op_quantize_fp8 = {
 /* ------------------------------------------------------------------------------------------------ dual, and swiglu */
 
 static const ridge_field dual_fields[] = {
-    DTYPE("dtype", RIDGE_QUANTIZE_FP8_DUAL_X),
-    DTYPE("format", RIDGE_QUANTIZE_FP8_DUAL_Q),
-    CHOICE("form", RIDGE_DUAL, dual_forms),
-    FLAG("pow2", RIDGE_POW2),
-    HAS("colsum", RIDGE_QUANTIZE_FP8_DUAL_COLSUM),
-    F32_OPTION(ridge_quantize_options, floor, 0),
-    END,
+    DTYPE("dtype", RIDGE_QUANTIZE_FP8_DUAL_X),       DTYPE("format", RIDGE_QUANTIZE_FP8_DUAL_Q),
+    CHOICE("form", RIDGE_DUAL, dual_forms),          FLAG("pow2", RIDGE_POW2),
+    HAS("colsum", RIDGE_QUANTIZE_FP8_DUAL_COLSUM),   F32_OPTION(ridge_quantize_options, floor, 0),
+    I64_OPTION(ridge_quantize_options, matrices, 1), END,
 };
 
 static const char *form_rule(uint32_t flags)
@@ -150,25 +149,41 @@ static const char *form_rule(uint32_t flags)
     return (flags & RIDGE_DUAL) == RIDGE_DUAL ? NO_FORM : NULL;
 }
 
+/* Of quantize_fp8_dual; as if it were one matrix where the rule does not hold. */
+static int64_t matrices_of(const ridge_call *call)
+{
+    const int64_t matrices = call->op == RIDGE_QUANTIZE_FP8_DUAL ? call->opt.quantize.matrices : 1;
+
+    return matrices > 1 && call->dim[0] % matrices == 0 ? matrices : 1;
+}
+
 static const char *dual_rule(const ridge_call *call)
 {
     const char *reason = floor_rule(call->opt.quantize.floor);
 
-    return reason ? reason : form_rule(call->flags);
+    reason = reason ? reason : form_rule(call->flags);
+    if (reason || call->opt.quantize.matrices == 1)
+        return reason;
+    if (call->opt.quantize.matrices < 1 || call->dim[0] % call->opt.quantize.matrices)
+        return "option matrices must divide rows";
+    return ridge_has(call, RIDGE_QUANTIZE_FP8_DUAL_COLSUM) ? "operand colsum is of one matrix" : NULL;
 }
 
 /* Operand `part` of the four outputs: q, scale, q_t, scale_t. */
 static void dual_output_extent(const ridge_call *call, int part, int64_t *rows, int64_t *cols)
 {
     const uint32_t form = call->flags & RIDGE_DUAL;
-    const int64_t r = call->dim[0], c = call->dim[1];
+    const int64_t n = matrices_of(call), r = call->dim[0] / n, c = call->dim[1];
 
-    if (part == 1)
-        ridge_scale_extent(form == RIDGE_DUAL_BLK_BLK ? RIDGE_SCALE_BLK128 : RIDGE_SCALE_ROW128, r, c, rows, cols);
-    else if (part == 3)
-        ridge_scale_extent(form == RIDGE_DUAL_ROW_ROW ? RIDGE_SCALE_ROW128 : RIDGE_SCALE_BLK128, c, r, rows, cols);
-    else {
-        *rows = part ? c : r;
+    if (part == 1 && form != RIDGE_DUAL_BLK_BLK) {
+        ridge_scale_extent(RIDGE_SCALE_ROW128, n * r, c, rows, cols);
+    } else if (part == 3 && form == RIDGE_DUAL_ROW_ROW) {
+        ridge_scale_extent(RIDGE_SCALE_ROW128, n * c, r, rows, cols);
+    } else if (part & 1) { /* the blocks begin anew in each matrix */
+        ridge_scale_extent(RIDGE_SCALE_BLK128, part == 1 ? r : c, part == 1 ? c : r, rows, cols);
+        *rows *= n;
+    } else {
+        *rows = part ? n * c : n * r;
         *cols = part ? r : c;
     }
 }
@@ -201,6 +216,7 @@ ridge_call ridge_quantize_fp8_dual(int64_t rows, int64_t cols, ridge_tensor x, r
 {
     ridge_call call = ridge_begin(RIDGE_QUANTIZE_FP8_DUAL, rows, cols, 0, 0);
 
+    call.opt.quantize.matrices = 1;
     ridge_put(&call, RIDGE_QUANTIZE_FP8_DUAL_X, x);
     put_dual(&call, RIDGE_QUANTIZE_FP8_DUAL_Q, q, q_t);
     return call;

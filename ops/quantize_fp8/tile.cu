@@ -102,6 +102,46 @@ static __global__ void __launch_bounds__(TILE_THREADS,
         tile_finish<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128, false>(p, m, raw, tr, tc, false);
 }
 
+typedef struct matrices_args {
+    quantize_args q;
+    uint32_t rows, tiles; /* of a matrix, and its tiles of 128 rows */
+} matrices_args;
+
+/* The same for several matrices one below another, each of which begins anew. */
+template <int DTYPE, int ROW, int COL>
+static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2))
+    quantize_matrices(const __grid_constant__ matrices_args p)
+{
+    __shared__ __align__(16) tile_memory m;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int tr = (int)(blockIdx.x / p.q.across), tc = (int)(blockIdx.x % p.q.across);
+    const int matrix = tr / (int)p.tiles, in = tr % (int)p.tiles, rows = min(128, (int)p.rows - in * 128);
+    const int mine = warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
+    const int64_t first = (int64_t)matrix * p.rows + in * 128;
+    const bool whole = p.q.whole && rows == 128 && tc * 128 + 128 <= p.q.cols;
+    quantize_args q = p.q;
+    uint32_t raw[TILE_ROWS][QUANTIZE_WORDS(DTYPE)];
+
+    ptx_grid_dependency_wait();
+#pragma unroll
+    for (int i = 0; i < TILE_ROWS; i++)
+        tile_load_row<DTYPE, FROM_X>(q, first + mine + i, col, mine + i < rows ? q.cols - col : 0, raw[i], raw[i]);
+    if (whole && p.rows % 128 == 0)
+        tile_prefetch<DTYPE, FROM_X>(q, blockIdx.x + q.ahead);
+    ptx_launch_dependents();
+    /* As if row tr * 128 of both forms were the tile's first. */
+    q.rows = q.rows_t = (int64_t)tr * 128 + rows;
+    q.row.q += (first - (int64_t)tr * 128) * q.row.stride;
+    q.row.scale += ROW == QUANTIZE_ROW128 ? first - (int64_t)tr * 128 : 0;
+    q.col.q += matrix * q.cols * q.col.stride + (int64_t)(in - tr) * 128;
+    q.col.scale += COL == QUANTIZE_ROW128 ? (in - tr) * q.col.ld + matrix * q.cols
+                                          : (int64_t)matrix * q.across * q.col.ld + in - tr;
+    if (whole)
+        tile_finish<DTYPE, ROW, COL, false>(q, m, raw, tr, tc, true);
+    else
+        tile_finish<DTYPE, ROW, COL, false>(q, m, raw, tr, tc, false);
+}
+
 /* Column sums from the sums of the tiles, in order of the tiles. */
 static __global__ void __launch_bounds__(128) quantize_add_sums(const __grid_constant__ quantize_args p)
 {
@@ -139,11 +179,21 @@ static const void *const functions[3][FUNCTIONS] = {
     {BY_FORM(RIDGE_BF16, FROM_X), SINGLE(RIDGE_BF16), ANY(RIDGE_BF16), BY_FORM(RIDGE_BF16, FROM_SILU)},
 };
 
+#define OF_MATRICES(DTYPE)                                                            \
+    {                                                                                 \
+        (const void *)quantize_matrices<DTYPE, QUANTIZE_ROW128, QUANTIZE_ROW128>,     \
+            (const void *)quantize_matrices<DTYPE, QUANTIZE_ROW128, QUANTIZE_BLK128>, \
+            (const void *)quantize_matrices<DTYPE, QUANTIZE_BLK128, QUANTIZE_BLK128>  \
+    }
+
+static const void *const of_matrices[3][3] = {OF_MATRICES(RIDGE_F32), OF_MATRICES(RIDGE_F16), OF_MATRICES(RIDGE_BF16)};
+
 static ridge_status prepare(const ridge_device *device)
 {
     const void *const sums = (const void *)quantize_add_sums;
     ridge_status status = host_load(device, &functions[0][0], 3 * FUNCTIONS, "quantize: loading kernels");
 
+    status = status ? status : host_load(device, &of_matrices[0][0], 9, "quantize: loading kernels");
     return status ? status : host_load(device, &sums, 1, "quantize: loading kernels");
 }
 
@@ -167,6 +217,20 @@ static const void *function_of(const ridge_device *device, const ridge_problem *
     return of_dtype[is_plain_silu(device, problem) ? SILU_FORMS + form : (uint32_t)ANY_SWIGLU];
 }
 
+/* Option matrices of quantize_fp8_dual. */
+static ridge_status launch_matrices(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                    void *stream)
+{
+    const ridge_call *call = &bound->call;
+    const int64_t matrices = call->opt.quantize.matrices, rows = call->dim[0] / matrices;
+    matrices_args p = {tile_args(call), (uint32_t)rows, (uint32_t)quantize_groups(rows)};
+
+    p.q.ahead = (uint32_t)device->units * 3 / 4;
+    return host_launch(device, kernel->name,
+                       of_matrices[call->arg[0].dtype - RIDGE_F32][(call->flags & RIDGE_DUAL) / RIDGE_DUAL_ROW_BLK],
+                       dim3((unsigned)(matrices * p.tiles) * p.q.across), TILE_THREADS, &p, stream);
+}
+
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
@@ -178,6 +242,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
     if (p.rows == 0 || p.cols == 0)
         return RIDGE_OK;
+    if (call->op == RIDGE_QUANTIZE_FP8_DUAL && call->opt.quantize.matrices > 1)
+        return launch_matrices(device, kernel, bound, stream);
     p.ahead = (uint32_t)device->units * 3 / 4; /* of twice as many blocks as units; from 1.2 on it is slower */
     p.sums = colsum ? (float *)workspace : NULL;
     p.colsum = colsum;

@@ -124,11 +124,12 @@ MOE_SWIGLU_QUANTIZE = 45
 MOE_COMBINE = 46
 MOE_COMBINE_BWD = 47
 MOE_ROUTE_BWD = 48
-HC_MIX = 49
-HC_SPLIT = 50
-TRANSPOSE_FP8 = 51
-DIVERGENCE = 52
-OPS = 53
+MOE_SWIGLU_BWD_QUANTIZE = 49
+HC_MIX = 50
+HC_SPLIT = 51
+TRANSPOSE_FP8 = 52
+DIVERGENCE = 53
+OPS = 54
 MAX_DIMS = 6
 MAX_ARGS = 24
 
@@ -144,7 +145,8 @@ OPS_BY_NAME = {
     'block_unpack': 35, 'block_matmul': 36, 'block_pair': 37, 'block_gate_up_swiglu': 38, 'moe_route': 39,
     'moe_gate_up_swiglu': 40, 'moe_down': 41, 'gemm_fp8_grouped': 42, 'moe_permute': 43,
     'moe_permute_quantize': 44, 'moe_swiglu_quantize': 45, 'moe_combine': 46, 'moe_combine_bwd': 47,
-    'moe_route_bwd': 48, 'hc_mix': 49, 'hc_split': 50, 'transpose_fp8': 51, 'divergence': 52,
+    'moe_route_bwd': 48, 'moe_swiglu_bwd_quantize': 49, 'hc_mix': 50, 'hc_split': 51, 'transpose_fp8': 52,
+    'divergence': 53,
 }
 SLOTS = {
     'swiglu_fwd': {
@@ -309,6 +311,10 @@ SLOTS = {
     'moe_route_bwd': {
         'logits': 0, 'ids': 1, 'dweights': 2, 'dlogits': 3, 'logit_bias': 4,
     },
+    'moe_swiglu_bwd_quantize': {
+        'dout': 0, 'gate': 1, 'up': 2, 'offsets': 3, 'q': 4, 'scale': 5, 'q_t': 6, 'scale_t': 7,
+        'offsets_t': 8, 'row_scale': 9, 'drow': 10,
+    },
     'hc_mix': {
         'res': 0, 'fn': 1, 'out': 2,
     },
@@ -376,6 +382,8 @@ BUILDERS = {
     'moe_route': 'int64 tokens, int64 experts, int64 slots, tensor logits, pointer ids, pointer weights',
     'moe_gate_up_swiglu': 'int64 tokens, int64 cols, int64 rows, int64 experts, int64 slots, tensor x, tensor gate, tensor up, pointer '
         'ids, tensor out',
+    'moe_swiglu_bwd_quantize': 'int64 rows, int64 cols, int64 experts, dtype dtype, pointer dout, pointer gate, pointer up, pointer offsets, '
+        'tensor q, tensor q_t, pointer offsets_t',
     'moe_down': 'int64 tokens, int64 cols, int64 rows, int64 experts, int64 slots, tensor x, tensor w, pointer ids, pointer '
         'weights, tensor out',
     'moe_permute': 'int64 tokens, int64 slots, int64 experts, pointer ids, pointer offsets, pointer rows, pointer place',
@@ -394,7 +402,7 @@ BUILDERS = {
 }
 OPTIONS = {
     'swiglu': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit',
-    'quantize': 'float floor',
+    'quantize': 'float floor, int64_t matrices',
     'swiglu_quantize': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit, float floor',
     'q8_0': 'float gate_mul, float down_mul, float alpha, float up_offset, float limit, float eps',
     'norm': 'float eps, float mscale',

@@ -76,8 +76,8 @@ OPTIONS = {"swiglu_fwd": _swiglu, "swiglu_bwd": _swiglu, "quantize_fp8": _quanti
            "attention_decode": _attention, "attention_prefill": _attention,
            "kv_append_attention": _kv_append_attention, "embed": _embed, "sample": _sample,
            "moe_route": _moe_route, "moe_gate_up_swiglu": _swiglu, "moe_permute_quantize": _quantize,
-           "moe_swiglu_quantize": _swiglu_quantize, "moe_route_bwd": _moe_route, "hc_mix": _hc,
-           "hc_split": _hc, "divergence": _divergence}
+            "moe_swiglu_quantize": _swiglu_quantize, "moe_swiglu_bwd_quantize": _swiglu_quantize, "moe_route_bwd": _moe_route,
+            "hc_mix": _hc, "hc_split": _hc, "divergence": _divergence}
 
 
 class Call(C.Structure):

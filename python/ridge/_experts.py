@@ -117,6 +117,33 @@ def swiglu_quantize(xp, z, offsets, row_scale, activation, options, interleaved,
     return out
 
 
+@functools.lru_cache(maxsize=256)
+def _swiglu_bwd_form(activation, options):
+    flags = ops.pick(ops.ACTIVATIONS, activation, "activation")
+    return form("moe_swiglu_bwd_quantize", flags, (*zip(ops.OPTIONS, ops._five.unpack(options)), ("floor", 0.0)), _ROW128)
+
+
+def swiglu_bwd_quantize(xp, dout, z, offsets, row_scale, activation, options, interleaved, dtype, transposed):
+    """(drow, q, scale, q_t, scale_t, offsets_t): permute_quantize of swiglu_bwd's gradient of z, whose columns are gate and
+    up. Rows of drow of no group are not written."""
+    rows, _ = ops.two_dims("z", z)
+    if interleaved:  # one kernel has no such form
+        f = ops.swiglu_form("swiglu_bwd", activation, *options, False, False, True)
+        dz, _, drow = ops.swiglu_bwd(xp, f, dout, z, None, row_scale, True, True)
+        return (drow, *permute_quantize(xp, dz, None, 1, offsets, dtype, transposed))
+    f = _swiglu_bwd_form(activation, ops.swiglu_options(*options))
+    kept, g, u, cols = ops.gate_and_up(xp, z, None, False)
+    ops.same_shape("dout", dout.shape, (rows, cols))
+    dout, stride = xp.matrix(dout)
+    offsets, o = present(xp, offsets)
+    row_scale, s = present(xp, row_scale, "row_scale", (rows,))
+    drow = xp.empty(z, (rows,), A.F32)
+    out, values = _outputs(xp, z, rows, 2 * cols, offsets.shape[0] - 1, dtype, transposed)
+    xp.launch(f, z, (rows, cols, offsets.shape[0] - 1, 0, 0, 0, *xp.operand(dout, stride), *g, *u, *o, *values, *s,
+                     *xp.operand(drow, 0)), True)
+    return (drow, *out)
+
+
 def combine(xp, y, place, weights, out_dtype, shared=None, residual=None):
     """out [tokens, cols]: the weighted sum of each token's rows of y."""
     tokens, slots = ops.two_dims("place", place)
@@ -153,8 +180,17 @@ def combine_bwd(xp, dout, y, place, weights):
     return dy, dweights
 
 
-def weights(xp, w, dtype, stack):
-    """Codes and scales of every expert's matrix w [experts, n, k] and of its transpose, each [experts, ..]; `stack` joins
-    arrays."""
-    parts = [ops.quantize_fp8_dual(xp, w[e], "blk_blk", dtype, False, 0.0, False)[:4] for e in range(w.shape[0])]
-    return tuple(stack([part[i] for part in parts]) for i in range(4))
+def weights(xp, w, dtype):
+    """Codes and scales of every expert's matrix w [experts, n, k] and of its transpose, each [experts, ..]."""
+    experts, n, k = w.shape
+    f = form("quantize_fp8_dual", 0, (("floor", 0.0), ("matrices", max(experts, 1))),
+             (("q", A.SCALING_BLK128), ("q_t", A.SCALING_BLK128)))
+    w, stride = xp.matrix(w.reshape(experts * n, k))
+    values, out = (experts * n, k, 0, 0, 0, 0, *xp.operand(w, stride)), []
+    for rows, cols in ((n, k), (k, n)):
+        q = ops.fp8_empty(xp, w, experts * rows, cols, dtype)
+        scale = xp.empty(w, (experts * ops.blocks(rows), ops.blocks(cols)), A.F32)
+        values += (*xp.operand(q, ops.q_stride(xp, q)), *xp.operand(scale, 0))
+        out += q.reshape(experts, rows, cols), scale.reshape(experts, ops.blocks(rows), ops.blocks(cols))
+    xp.launch(f, w, (*values, *ABSENT))
+    return tuple(out)

@@ -370,8 +370,9 @@ def fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, bias, out, adds=True
 GROUPED = {"m": A.GROUPED_M, "k": A.GROUPED_K, "masked": A.GROUPED_MASKED}
 
 
-def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out, scales="row128_blk128"):
-    """(d, bad) of a product a group; into `out`, with mode "k" by accumulation, if there is one."""
+def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out, scales="row128_blk128", report=True):
+    """(d, bad) of a product a group; into `out`, with mode "k" by accumulation, if there is one. Without `report` bad is None,
+    and one kernel less runs."""
     flag, by_k, masked = pick(GROUPED, mode, "mode"), mode == "k", mode == "masked"
     mode_a, mode_b = PAIRS["row128_row128"] if by_k else pick(PAIRS, scales, "scales")
     if len(a.shape) != (3 if masked else 2) or len(b.shape) != (2 if by_k else 3) or len(offsets.shape) != 1:
@@ -399,11 +400,11 @@ def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out, 
         d, stride = xp.matrix(out)
         if d is not out:
             raise ArgumentError("out must be addressable by rows: its last stride is 1 and rows do not overlap")
-    bad = xp.empty(a, (1,), A.I32)
+    bad = xp.empty(a, (1,), A.I32) if report else None
     flags = flag | (A.ACCUMULATE if by_k and out is not None else 0)
     xp.launch(form("gemm_fp8_grouped", flags, (), (("a", mode_a), ("b", mode_b))), a,
               (m, n, k, groups, 0, 0, *xp.operand(a, stride_a), *xp.operand(scale_a, ld_a), *xp.operand(b, stride_b),
-               *xp.operand(scale_b, ld_b), *xp.operand(d, stride), *xp.operand(offsets, 0), *xp.operand(bad, 0)), True)
+               *xp.operand(scale_b, ld_b), *xp.operand(d, stride), *xp.operand(offsets, 0), *(xp.operand(bad, 0) if report else ABSENT)), True)
     return d, bad
 
 

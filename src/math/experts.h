@@ -2,6 +2,8 @@
  *
  * One source for the C reference and CUDA. A sum over columns: column j belongs to partial (j / 8) % 32, which adds
  * from +0 in ascending j; then part[p] += part[p + s] for p < s, s = 16, 8, 4, 2, 1.
+ * drow of moe_swiglu_bwd_quantize: 8 columns add from +0 in ascending order; of the 16 sums of 128 columns
+ * part[p] += part[p + s] for every p that 2 s divides, s = 1, 2, 4, 8; the sums of 128 add from +0 in ascending order.
  *
  * moe_route_bwd. w is a weight, g its gradient times `scale`, sums go through the slots in order from +0, and e is the
  * expert of a slot:

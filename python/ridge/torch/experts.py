@@ -15,7 +15,7 @@ from .. import _experts as X
 from .. import _ops as ops
 from .._core import ArgumentError
 from . import _library as L
-from ._arrays import autocast_dtype, dtype_number, same_device, tensors
+from ._arrays import DTYPES, autocast_dtype, dtype_number, same_device, tensors
 from .models import Patch, _take
 
 __all__ = ["MoE", "grouped_fp8_linear", "moe_experts", "moe_route", "patch_moe"]
@@ -32,20 +32,12 @@ def _codes(t, dtype=torch.float8_e4m3fn):
 
 def _weights(xp, w, transposed):
     """(codes, scales, codes of the transpose, its scales) of each expert's matrix [out, in]; transposed: w is [.., in, out]."""
-    experts, n, k = w.shape
-    if n % 128 == 0 and experts:  # blocks of 128 x 128 do not reach from one matrix into the next
-        q, s, q_t, s_t, _ = ops.quantize_fp8_dual(xp, w.reshape(experts * n, k), "blk_blk", A.E4M3, False, 0.0, False)
-        q_t = q_t.view(torch.uint8).unflatten(1, (experts, n)).transpose(0, 1).contiguous().view(q.dtype)
-        four = (q.contiguous().view(experts, n, k), s.view(experts, n // 128, -1), q_t,
-                s_t.unflatten(1, (experts, n // 128)).transpose(0, 1).contiguous())
-    else:
-        four = X.weights(xp, w, A.E4M3, lambda parts: torch.stack([_bytes(t) if t.element_size() == 1 else t for t in parts]))
-        four = _codes(four[0]), four[1], _codes(four[2]), four[3]
+    four = X.weights(xp, w, A.E4M3)
     return (*four[2:], *four[:2]) if transposed else four
 
 
 def _gemm(xp, mode, a, scale_a, b, scale_b, offsets, dtype):
-    return ops.gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, dtype, None)[0]
+    return ops.gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, dtype, None, report=False)[0]
 
 
 # --------------------------------------------------------------------------------------------------- registered ops
@@ -177,37 +169,57 @@ def _experts(xp, x, ids, weights, gate_up, down, activation, options, interleave
     dtype, slots = dtype_number(x.dtype), ids.shape[1]
     offsets, rows, place = X.permute(xp, ids.to(torch.int32), gate_up.shape[0])
     row_weights = weights.to(torch.float32).reshape(-1).index_select(0, rows.clamp_min(0))
+    z, for_z = _up(xp, x, rows, slots, offsets, gate_up, dtype)
+    y, for_y = _down(xp, z, offsets, row_weights, activation, options, interleaved, down, dtype)
+    return (X.combine(xp, y, place, None, dtype), offsets, rows, place, row_weights, z, *for_z, *for_y)
+
+
+def _up(xp, x, rows, slots, offsets, gate_up, dtype):
+    """The product with gate_up, and what its gradients need; the codes of the rows end here."""
     q, s, x_t, x_ts, offsets_t = X.permute_quantize(xp, x, rows, slots, offsets, A.E4M3, True)
-    wq, ws, w1_t, w1_ts = _weights(xp, gate_up, False)
-    z = _gemm(xp, "m", q, s, wq, ws, offsets, dtype)
+    wq, ws, w_t, w_ts = _weights(xp, gate_up, False)
+    return _gemm(xp, "m", q, s, wq, ws, offsets, dtype), (_bytes(x_t), x_ts, offsets_t, _bytes(w_t), w_ts)
+
+
+def _down(xp, z, offsets, row_weights, activation, options, interleaved, down, dtype):
     q, s, h_t, h_ts, _ = X.swiglu_quantize(xp, z, offsets, row_weights, activation, options, interleaved, A.E4M3, True)
-    wq, ws, w2_t, w2_ts = _weights(xp, down, False)
-    y = _gemm(xp, "m", q, s, wq, ws, offsets, dtype)
-    out = X.combine(xp, y, place, None, dtype)
-    return (out, offsets, rows, place, row_weights, z, _bytes(x_t), x_ts, offsets_t, _bytes(h_t), h_ts, _bytes(w1_t), w1_ts,
-            _bytes(w2_t), w2_ts)
+    wq, ws, w_t, w_ts = _weights(xp, down, False)
+    return _gemm(xp, "m", q, s, wq, ws, offsets, dtype), (_bytes(h_t), h_ts, _bytes(w_t), w_ts)
 
 
-@L._define(f"moe_experts_backward(Tensor dout, Tensor[] saved, {EXPERTS}, bool dx, bool dgate_up, bool ddown) -> "
-           "(Tensor, Tensor, Tensor, Tensor)")
-def _experts_backward(xp, dout, saved, activation, options, interleaved, gradient_dtype, want_x, want_1, want_2):
-    """(dx, dweights, dgate_up, ddown)"""
-    offsets, rows, place, row_weights, z, x_t, x_ts, offsets_t, h_t, h_ts, w1_t, w1_ts, w2_t, w2_ts = saved
+# The backward is two ops, so that what the first one alone needs can be freed before the second, under torch.compile, and
+# each tensor ends with the last call that reads it.
+
+
+@L._define(f"moe_experts_backward_down(Tensor dout, Tensor[] saved, {EXPERTS}, bool ddown) -> "
+           "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+def _experts_backward_down(xp, dout, saved, activation, options, interleaved, gradient_dtype, want):
+    """(codes of dz, scales, transposed codes, their scales, dweights, ddown)"""
+    offsets, rows, place, row_weights, z, offsets_t, h_t, h_ts, w_t, w_ts = saved
     dtype, code = dtype_number(dout.dtype), L.FORMATS[gradient_dtype]
-    q, s, g_t, g_ts, _ = X.permute_quantize(xp, dout, rows, place.shape[1], offsets, code, want_2)
-    d2 = _weight_gradient(xp, g_t, g_ts, _codes(h_t), h_ts, offsets_t, False, dtype) if want_2 else None
-    dh = _gemm(xp, "m", q, s, _codes(w2_t), w2_ts, offsets, dtype)
-    f = ops.swiglu_form("swiglu_bwd", activation, *options, False, False, interleaved)
-    dz, _, drow = ops.swiglu_bwd(xp, f, dh, z, None, row_weights, interleaved, True)
+    q, s, g_t, g_ts, _ = X.permute_quantize(xp, dout, rows, place.shape[1], offsets, code, want)
+    d2 = _weight_gradient(xp, g_t, g_ts, _codes(h_t), h_ts, offsets_t, False, dtype) if want else None
+    del g_t, g_ts
+    dh = _gemm(xp, "m", q, s, _codes(w_t), w_ts, offsets, dtype)
+    del q, s
+    drow, q, s, z_t, z_ts, _ = X.swiglu_bwd_quantize(xp, dh, z, offsets, row_weights, activation, options, interleaved, code, True)
     dweights = torch.where(place >= 0, drow.index_select(0, place.clamp_min(0).reshape(-1)).view(place.shape), 0.0)
+    return _bytes(q), s, _bytes(z_t), z_ts, dweights, L._none(dout, d2)
+
+
+@L._define("moe_experts_backward_up(Tensor like, Tensor[] codes, Tensor[] saved, str gradient_dtype, bool dx, bool dgate_up) -> "
+           "(Tensor, Tensor)")
+def _experts_backward_up(xp, like, codes, saved, gradient_dtype, want_x, want_w):
+    """(dx, dgate_up), of the dtype of `like`"""
+    q, s, z_t, z_ts = codes
+    offsets, place, x_t, x_ts, offsets_t, w_t, w_ts = saved
+    dtype, kind = dtype_number(like.dtype), DTYPES[L.FORMATS[gradient_dtype]]
     dx = d1 = None
-    if want_x or want_1:
-        q, s, z_t, z_ts, _ = X.permute_quantize(xp, dz, None, 1, offsets, code, want_1)
-        if want_x:
-            dx = X.combine(xp, _gemm(xp, "m", q, s, _codes(w1_t), w1_ts, offsets, dtype), place, None, dtype)
-        if want_1:
-            d1 = _weight_gradient(xp, z_t, z_ts, _codes(x_t), x_ts, offsets_t, False, dtype)
-    return L._none(dout, dx), dweights, L._none(dout, d1), L._none(dout, d2)
+    if want_x:
+        dx = X.combine(xp, _gemm(xp, "m", _codes(q, kind), s, _codes(w_t), w_ts, offsets, dtype), place, None, dtype)
+    if want_w:
+        d1 = _weight_gradient(xp, _codes(z_t, kind), z_ts, _codes(x_t), x_ts, offsets_t, False, dtype)
+    return L._none(like, dx), L._none(like, d1)
 
 
 def _experts_setup(ctx, inputs, output):
@@ -222,7 +234,11 @@ def _experts_gradient(ctx, dout, *_):
     if dout is None:
         return (None,) * 9
     want = ctx.needs_input_grad
-    dx, dw, d1, d2 = _op.moe_experts_backward(dout, list(ctx.saved_tensors), *ctx.rest, want[0], want[3], want[4])
+    offsets, rows, place, row_weights, z, x_t, x_ts, offsets_t, w1_t, w1_ts, *of_down = ctx.saved_tensors
+    *codes, dw, d2 = _op.moe_experts_backward_down(dout, [offsets, rows, place, row_weights, z, offsets_t, *of_down], *ctx.rest,
+                                                   want[4])
+    dx, d1 = _op.moe_experts_backward_up(dout, codes, [offsets, place, x_t, x_ts, offsets_t, w1_t, w1_ts], ctx.rest[-1], want[0],
+                                         want[3])
     of_weights, of_1, of_2 = ctx.dtypes
     return (dx if want[0] else None, None, dw.to(of_weights) if want[2] else None, d1.to(of_1) if want[3] else None,
             d2.to(of_2) if want[4] else None, *(None,) * 4)
@@ -233,7 +249,8 @@ for _name, _gradient, _setup in (("moe_route", _route_gradient, _route_setup), (
                                  ("grouped_fp8_linear", _linear_gradient, _linear_setup),
                                  ("moe_experts", _experts_gradient, _experts_setup)):
     torch.library.register_autograd(f"ridge::{_name}", _gradient, setup_context=_setup, lib=L.library)
-for _name in ("moe_route_backward", "moe_combine_backward", "grouped_fp8_linear_backward", "moe_experts_backward"):
+for _name in ("moe_route_backward", "moe_combine_backward", "grouped_fp8_linear_backward", "moe_experts_backward_down",
+              "moe_experts_backward_up"):
     L._no_gradient(_name)
 
 # -------------------------------------------------------------------------------------------------------- functions
