@@ -81,8 +81,8 @@ static __device__ __forceinline__ void tf32_copy_block(tf32_copy<MN> *c, const l
         }
 }
 
-/* The upper and the lower part of x, each rounded to tf32, half away from 0; infinity has no lower part. By integers: the
- * units ignore the lower 13 bits, so only what is subtracted is cut, and cvt.rna.tf32 is seven instructions. */
+/* The upper and the lower part of x, each rounded to tf32, half away from 0; infinity has no lower part. By integers:
+ * the units ignore the lower 13 bits, so only what is subtracted is cut, and cvt.rna.tf32 is seven instructions. */
 static __device__ __forceinline__ void tf32_split(uint32_t word, uint32_t *high, uint32_t *low)
 {
     const float x = __uint_as_float(word);
