@@ -1,15 +1,14 @@
-/* cluster.cu: hc_split in one launch, for four streams of up to 4096 columns, sm_90 up. A token is a cluster of 16 or
- * 8 CTAs; CTA r of 16 has the partials 128 r .. 128 r + 127, that is 256 columns of every stream, two neighbouring ones
- * a thread. 16 are for few tokens: each then loads 49 KB of fn and leaves room for a CTA of the kernel before it, so
- * that these loads come before the wait.
+/* cluster.cu: hc_split in one launch, for four streams of up to 4096 columns, sm_90 up. A token is a cluster of
+ * eight CTAs; CTA r has the partials 256 r .. 256 r + 255, that is 512 columns of every stream, two neighbouring ones a
+ * thread.
  *
  *     before the wait   fn's columns to registers, if weights are constant
- *     all but one warp  products with all rows of fn; a butterfly over the lanes, which halves the numbers as it goes,
+ *     warps 0 to 7      products with all rows of fn; a butterfly over the lanes, which halves the numbers as it goes,
  *                       leaves lane l with one number, number reverse(l)
  *     warp 0            adds the warps and sends the CTA's 32 sums to all CTAs of the cluster: `sums`, by st.async
  *     all warps         wait for `sums`, add the CTAs in order, make pre; the input of their columns and its square,
  *                       which meet in the same way in `squares`; norm and store
- *     last warp, CTA 0  post and the mixture meanwhile
+ *     warp 8 of CTA 0   post and the mixture meanwhile, every lane all 16 entries of it
  *
  * mbarrier 0 orders the stores into `sums` before their reads, mbarrier 1 those into `squares`. The cluster barrier at
  * the start orders their initialisation before remote stores; both are waited for by every CTA, so that none exits
@@ -17,27 +16,15 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "hc.cuh"
 
-enum { HC_STREAMS = 4, HC_FULL = HC_STREAMS * (2 + HC_STREAMS), HC_SQUARE = HC_FULL };
-
-/* Warps of a CTA that have columns. */
-#define HC_WARPS(RANKS) (RIDGE_HC_PARTS / 32 / (RANKS))
+enum { HC_RANKS = 8, HC_STREAMS = 4, HC_WARPS = 8, HC_FULL = HC_STREAMS * (2 + HC_STREAMS), HC_SQUARE = HC_FULL };
 
 #if __CUDA_ARCH__ >= 900
 
-template <int RANKS> struct hc_shared {
-    float warp[HC_WARPS(RANKS)][32], sums[RANKS][32];
-    float square[HC_WARPS(RANKS)], squares[RANKS];
+typedef struct hc_shared {
+    float warp[HC_WARPS][32], sums[HC_RANKS][32];
+    float square[HC_WARPS], squares[HC_RANKS];
     uint64_t bar[2];
-};
-
-/* Neighbours, neighbours of neighbours, and so on of N numbers. */
-template <int N> static __device__ __forceinline__ float tree(const float *v)
-{
-    if constexpr (N == 1)
-        return v[0];
-    else
-        return tree<N / 2>(v) + tree<N / 2>(v + N / 2);
-}
+} hc_shared;
 
 /* Adds lane pairs STEP, 2 STEP, .. 16 apart, half as many numbers after each. From 1 on v[0] becomes number
  * reverse(lane) of the warp. */
@@ -107,26 +94,25 @@ static __device__ __forceinline__ void write_factors(const hc_args &p, int64_t t
 }
 
 /* This lane's number of the token, or the sum of squares, from the sums of all CTAs. */
-template <int RANKS> static __device__ __forceinline__ float gather(const hc_shared<RANKS> *s, int slot)
+static __device__ __forceinline__ float gather(const hc_shared *s, int slot)
 {
-    float v[RANKS];
+    float v[HC_RANKS];
 
 #pragma unroll
-    for (int k = 0; k < RANKS; k++)
+    for (int k = 0; k < HC_RANKS; k++)
         v[k] = s->sums[k][slot];
-    return tree<RANKS>(v);
+    return hc_tree_8(v);
 }
 
 #endif
 
-template <int FN, int MIXES, int RANKS>
-static __global__ void __launch_bounds__(HC_WARPS(RANKS) * 32 + 32) hc_cluster(const __grid_constant__ hc_args p)
+template <int FN, int MIXES>
+static __global__ void __launch_bounds__(HC_WARPS * 32 + 32) hc_cluster(const __grid_constant__ hc_args p)
 {
 #if __CUDA_ARCH__ >= 900
-    enum { WARPS = HC_WARPS(RANKS), THREADS = 32 * WARPS };
-    __shared__ hc_shared<RANKS> s;
+    __shared__ hc_shared s;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = (int)ptx_cluster_rank();
-    const int64_t t = blockIdx.x / RANKS, first = 2 * (THREADS * rank + (int)threadIdx.x);
+    const int64_t t = blockIdx.x / HC_RANKS, first = 2 * (HC_THREADS * rank + (int)threadIdx.x);
     const float *res = p.res + t * p.res_stride;
     const uint32_t bar = ptx_shared(s.bar);
     const bool there = first < p.cols;
@@ -139,12 +125,12 @@ static __global__ void __launch_bounds__(HC_WARPS(RANKS) * 32 + 32) hc_cluster(c
         ptx_mbarrier_init(bar, 1);
         ptx_mbarrier_init(bar + 8, 1);
         ptx_mbarrier_fence_init();
-        ptx_mbarrier_expect(bar, RANKS * 32 * 4);
-        ptx_mbarrier_expect(bar + 8, RANKS * 4);
+        ptx_mbarrier_expect(bar, HC_RANKS * 32 * 4);
+        ptx_mbarrier_expect(bar + 8, HC_RANKS * 4);
     }
     __syncthreads(); /* the barriers are initialised before this CTA waits for them */
     ptx_cluster_arrive_relaxed();
-    if (warp < WARPS) {
+    if (warp < HC_WARPS) {
         uint32_t w[HC_STREAMS][MIXES];
         float sum[32] = {};
 
@@ -180,26 +166,26 @@ static __global__ void __launch_bounds__(HC_WARPS(RANKS) * 32 + 32) hc_cluster(c
     ptx_cluster_wait(); /* all CTAs have their barriers; a warp that runs no further has been here */
     __syncthreads();    /* the warps' sums are written before they are read */
     if (warp == 0) {
-        float v[WARPS];
+        float v[HC_WARPS];
 
 #pragma unroll
-        for (int k = 0; k < WARPS; k++)
+        for (int k = 0; k < HC_WARPS; k++)
             v[k] = s.warp[k][lane];
-        v[0] = tree<WARPS>(v);
+        v[0] = hc_tree_8(v);
 #pragma unroll
-        for (int k = 0; k < RANKS; k++)
+        for (int k = 0; k < HC_RANKS; k++)
             ptx_store_async1(ptx_map(ptx_shared(&s.sums[rank][lane]), (uint32_t)k), v[0], ptx_map(bar, (uint32_t)k));
     }
-    if (warp == WARPS && (rank != 0 || MIXES == HC_STREAMS))
+    if (warp == HC_WARPS && (rank != 0 || MIXES == HC_STREAMS))
         return;
     ptx_mbarrier_wait(bar, 0);
-    factor = ridge_rms_factor(gather<RANKS>(&s, HC_SQUARE), HC_STREAMS * p.cols, p.eps);
+    factor = ridge_rms_factor(gather(&s, HC_SQUARE), HC_STREAMS * p.cols, p.eps);
     z = 0.0f;
     if (lane < MIXES) {
-        z = __uint_as_float(num_canonical_f32(gather<RANKS>(&s, lane) * factor));
+        z = __uint_as_float(num_canonical_f32(gather(&s, lane) * factor));
         z = __fmaf_rn(z, p.scale[ridge_hc_scale_of(HC_STREAMS, lane)], p.base[lane]);
     }
-    if (warp == WARPS) {
+    if (warp == HC_WARPS) {
         if constexpr (MIXES > HC_STREAMS)
             write_factors(p, t, lane, z);
         return;
@@ -217,12 +203,12 @@ static __global__ void __launch_bounds__(HC_WARPS(RANKS) * 32 + 32) hc_cluster(c
     z = hc_tree_lanes(there ? __fmaf_rn(y.y, y.y, __fmaf_rn(y.x, y.x, 0.0f)) : 0.0f);
     if (lane == 0)
         s.square[warp] = z;
-    ptx_barrier_sync(1, THREADS); /* the warps' sums are written before they are read */
-    if (threadIdx.x < RANKS)
-        ptx_store_async1(ptx_map(ptx_shared(&s.squares[rank]), threadIdx.x), tree<WARPS>(s.square),
+    ptx_barrier_sync(1, HC_THREADS); /* the warps' sums are written before they are read */
+    if (threadIdx.x < HC_RANKS)
+        ptx_store_async1(ptx_map(ptx_shared(&s.squares[rank]), threadIdx.x), hc_tree_8(s.square),
                          ptx_map(bar + 8, threadIdx.x));
     ptx_mbarrier_wait(bar + 8, 0);
-    factor = ridge_rms_factor(tree<RANKS>(s.squares), p.cols, p.eps);
+    factor = ridge_rms_factor(hc_tree_8(s.squares), p.cols, p.eps);
     y = make_float2(y.x * factor, y.y * factor);
     if (p.w && there) {
         y.x *= hc_load(p.w_dtype, p.w, first);
@@ -234,42 +220,29 @@ static __global__ void __launch_bounds__(HC_WARPS(RANKS) * 32 + 32) hc_cluster(c
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define FUNCTIONS(RANKS)                                                                                               \
-    {                                                                                                                  \
-        {(const void *)hc_cluster<RIDGE_F16, HC_FULL, RANKS>, (const void *)hc_cluster<RIDGE_F16, HC_STREAMS, RANKS>}, \
-        {                                                                                                              \
-            (const void *)hc_cluster<RIDGE_BF16, HC_FULL, RANKS>,                                                      \
-                (const void *)hc_cluster<RIDGE_BF16, HC_STREAMS, RANKS>                                                \
-        }                                                                                                              \
-    }
-/* [8 CTAs, 16][f16, bf16][with post, without] */
-static const void *const functions[2][2][2] = {FUNCTIONS(8), FUNCTIONS(16)};
+/* [f16, bf16][with post, without] */
+static const void *const functions[2][2] = {
+    {(const void *)hc_cluster<RIDGE_F16, HC_FULL>, (const void *)hc_cluster<RIDGE_F16, HC_STREAMS>},
+    {(const void *)hc_cluster<RIDGE_BF16, HC_FULL>, (const void *)hc_cluster<RIDGE_BF16, HC_STREAMS>}};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    ridge_status status;
-
-    if (device->arch < RIDGE_ARCH_SM90)
-        return RIDGE_OK;
-    status = host_load(device, &functions[0][0][0], 4, "hc_split: loading kernels");
-    return status ? status
-                  : host_prepare(device, &functions[1][0][0], 4, cudaFuncAttributeNonPortableClusterSizeAllowed, 1,
-                                 "hc_split: loading kernels");
+    return device->arch < RIDGE_ARCH_SM90 ? RIDGE_OK
+                                          : host_load(device, &functions[0][0], 4, "hc_split: loading kernels");
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                            size_t, void *stream)
 {
-    const int ranks = kernel->param[0];
     hc_args p = hc_args_of(&bound->call);
 
     if (p.tokens == 0)
         return RIDGE_OK;
-    return host_launch_cluster(device, kernel->name, functions[ranks == 16][p.fn_dtype == RIDGE_BF16][!p.post],
-                               dim3((unsigned)(p.tokens * ranks)), ranks, HC_WARPS(ranks) * 32 + 32, 0, &p, stream);
+    return host_launch_cluster(device, kernel->name, functions[p.fn_dtype == RIDGE_BF16][!p.post],
+                               dim3((unsigned)(p.tokens * HC_RANKS)), HC_RANKS, HC_WARPS * 32 + 32, 0, &p, stream);
 }
 
-static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
 {
     const int fn = problem->dtype[RIDGE_HC_SPLIT_FN];
 
@@ -281,27 +254,24 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
         return "cols is above 4096 or no multiple of 32";
     if (problem->align < 3)
         return "operands are not aligned to 8 bytes";
-    if (kernel->param[0] == 16 && device->units < 132)
-        return "clusters of 16 have been tried on 132 multiprocessors only";
-    return problem->dim[0] > 1 << 26 ? "more than 2^26 tokens" : NULL;
+    return problem->dim[0] > 1 << 27 ? "more than 2^27 tokens" : NULL;
 }
 
-/* Of clusters of 16 fewer fit at once. */
-static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    return 3 + (double)problem->dim[0] * (kernel->param[0] == 16 ? 0.3 : 0.1) + (kernel->param[0] == 16 ? 0 : 1) +
-           (double)problem->dim[0] * (double)problem->dim[1] * 40e-3 / device->copy_gbps;
+    return 3 + (double)problem->dim[0] * (double)problem->dim[1] * 40e-3 / device->copy_gbps;
 }
 
-#define ROW(name, ranks, last)                                                                                      \
-    {                                                                                                               \
-        "cuda.hc_split." name, RIDGE_HC_SPLIT, RIDGE_ARCH_SM90, last, HC_CONTRACT, 0, {ranks}, why_not, NULL, cost, \
-            launch                                                                                                  \
-    }
-
-static const ridge_kernel rows[] = {
-    ROW("cluster16", 16, RIDGE_ARCH_SM90),
-    ROW("cluster", 8, RIDGE_ARCH_CUDA_LAST),
-};
+static const ridge_kernel rows[] = {{"cuda.hc_split.cluster",
+                                     RIDGE_HC_SPLIT,
+                                     RIDGE_ARCH_SM90,
+                                     RIDGE_ARCH_CUDA_LAST,
+                                     HC_CONTRACT,
+                                     0,
+                                     {},
+                                     why_not,
+                                     NULL,
+                                     cost,
+                                     launch}};
 
 extern "C" const ridge_kernel_list ridge_cuda_hc_cluster = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
