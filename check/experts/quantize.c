@@ -99,7 +99,7 @@ static void check_drow(const subject *s, int64_t row)
         size += fabs(oracle_in(s->run, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT, row, c)) * b * fabs((double)o->down_mul) *
                 ((s->call->flags & RIDGE_ACTIVATION) == RIDGE_RELU2 ? g * g : g);
     }
-    if (!(size < 1e37) || !isfinite(want)) /* a sum, or an activation, may overflow on its way */
+    if (!(size < 1e37) || !isfinite(want)) /* a sum, or an activation, may overflow in between */
         return;
     oracle_note(s->run, fabs(got - want) / (0x1p-24 * ((double)s->cols / 128 + 40) * size + 0x1p-140), "drow", row, 0);
 }

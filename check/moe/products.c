@@ -89,9 +89,6 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
         {"tokens=2 cols=0 rows=32 experts=4 slots=2", {.fill = FILL_NORMAL}},
         {"tokens=3 cols=64 rows=0 experts=4 slots=2", {.fill = FILL_NORMAL}},
         {"tokens=1 cols=32 rows=32 experts=1 slots=1", {.fill = FILL_NORMAL, .variant = ALL_DIFFERENT}},
-        {"tokens=1 cols=512 rows=64 experts=1 slots=1", {.fill = FILL_UNIT, .slices = true}},
-        {"tokens=2 cols=1056 rows=96 experts=1 slots=1", {.fill = FILL_NORMAL, .slices = true}},
-        {"tokens=3 cols=256 rows=32 experts=1 slots=1", {.fill = FILL_EDGE}},
         {"tokens=1 cols=1024 rows=96 experts=16 slots=8", {.fill = FILL_NORMAL, .variant = ALL_DIFFERENT}},
         {"tokens=4 cols=288 rows=64 experts=7 slots=3", {.fill = FILL_NORMAL, .slices = true, .pad = 64}},
         {"tokens=8 cols=768 rows=160 experts=12 slots=8", {.fill = FILL_NORMAL, .slices = true}},
@@ -120,6 +117,8 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
         {"tokens=3 cols=5216 rows=4 experts=1 slots=1 x=f32 w=bf16 out=bf16 residual=bf16",
          {.fill = FILL_EDGE, .slices = true, .repeats = 50}},
         {"tokens=16 cols=7168 rows=3 experts=1 slots=1 x=bf16 w=bf16 out=f32", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=1 cols=512 rows=64 experts=1 slots=1 x=f32 w=bf16 out=f32", {.fill = FILL_UNIT}},
+        {"tokens=2 cols=1056 rows=96 experts=1 slots=1 x=bf16 w=bf16 out=bf16", {.fill = FILL_NORMAL}},
     };
     const char *const *form = op->id == RIDGE_MOE_DOWN ? down_forms : gate_up_forms;
     char text[256];
