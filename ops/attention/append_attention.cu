@@ -2,7 +2,7 @@
  * queries of a KV head, another head_dim or a cache for `chunk` have kv_append's kernel first (attention.cu, chunk.cu).
  *
  * Every CTA computes the heads of q of its KV head anew, a warp a head (append_head.cuh), while the cache's keys and
- * values are on their way; the CTA whose piece has the token's position computes its k and v as well. They go to the
+ * values are being copied; the CTA whose piece has the token's position computes its k and v as well. They go to the
  * cache and to the piece in shared memory, where they take the place of what was loaded for that row: no other CTA
  * reads the row. */
 #include "append_head.cuh"
@@ -90,74 +90,27 @@ static __global__ void __launch_bounds__(CLUSTERED ? 512 : 256, CLUSTERED || N =
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define FORMS(kv)                                                                         \
-    {                                                                                     \
-        {(const void *)append_tile<kv, 64, 0>, (const void *)append_tile<kv, 128, 0>,     \
-         (const void *)append_tile<kv, 256, 0>},                                          \
-            {(const void *)append_tile<kv, 64, 1>, (const void *)append_tile<kv, 128, 1>, \
-             (const void *)append_tile<kv, 256, 1>},                                      \
-    }
-
-/* By the cache's dtype, CLUSTERED, and head_dim 64, 128, 256. */
-static const void *const functions[3][2][3] = {FORMS(RIDGE_F16), FORMS(RIDGE_BF16), FORMS(RIDGE_U8)};
-static const void *const merge_function[1] = {(const void *)merge};
+static const tile_functions functions = TILE_FUNCTIONS(append_tile);
 
 static ridge_status prepare(const ridge_device *device)
 {
-    const int64_t n[3] = {64, 128, 256};
-    ridge_status status = host_load(device, merge_function, 1, "kv_append_attention: loading kernels");
-
-    for (int i = 0; i < 18 && !status; i++)
-        if (shared_bytes(n[i % 3], ROWS) <= (size_t)host_max_shared(device))
-            status = host_prepare(device, &functions[0][0][0] + i, 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)shared_bytes(n[i % 3], ROWS), "kv_append_attention: loading kernels");
-    return status;
-}
-
-static bool is_clustered(const ridge_kernel *kernel)
-{
-    return kernel->param[0] != 0;
+    return tile_prepare(device, functions, "kv_append_attention: loading kernels");
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
     append_tile_args g = {attention_args_of(&bound->call, workspace), append_args_of(&bound->call)};
-    const int clustered = is_clustered(kernel);
-    const int wide = g.p.n == 64 ? 0 : g.p.n == 128 ? 1 : 2, kv = g.p.kv == RIDGE_U8 ? 2 : g.p.kv == RIDGE_BF16;
-    dim3 grid((unsigned)attention_pieces_of(g.p.positions), (unsigned)g.p.kv_heads);
-    ridge_status status = RIDGE_OK;
-    int cluster = 1;
 
-    if (g.p.tokens * g.p.heads == 0)
-        return RIDGE_OK;
-    if (clustered) {
-        while (cluster < (int)grid.x)
-            cluster *= 2;
-        grid.x = (unsigned)cluster;
-    }
-    if (grid.x)
-        status = host_launch_cluster(device, kernel->name, functions[kv][clustered][wide], grid, cluster,
-                                     clustered ? 512 : 256, shared_bytes(g.p.n, g.p.group + 2), &g, stream);
-    return status || clustered ? status : merge_launch(device, kernel->name, &g.p, stream);
+    return tile_launch(device, kernel, functions, &g.p, 1, g.p.group + 2, &g, stream);
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const int64_t n = problem->dim[3];
+    const char *why = problem->dim[0] > 1 ? "more than one token" : tile_why_not(device, kernel, problem);
 
-    if (problem->dim[0] > 1)
-        return "more than one token";
-    if (n != 64 && n != 128 && n != 256)
-        return "head_dim is not 64, 128 or 256";
-    const int64_t head = problem->dim[4] * attention_row_bytes(problem->dtype[RIDGE_KV_APPEND_ATTENTION_K], n);
-
-    if (problem->align < 4 || (problem->packed && head % 16))
-        return "an operand or row stride is not a multiple of 16 bytes";
-    if (shared_bytes(n, ROWS) > (size_t)host_max_shared(device))
-        return "the tiles do not fit in shared memory";
-    if (is_clustered(kernel) && problem->dim[4] > CLUSTER * PIECE)
-        return "more than 1024 positions";
+    if (why)
+        return why;
     if (problem->dim[1] > GROUP * problem->dim[2])
         return "more than 14 queries of a KV head";
     if (problem->dim[1] == 0)
@@ -165,28 +118,9 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     return problem->dim[2] > 65535 ? "more than 65535 KV heads" : NULL;
 }
 
-static size_t workspace_bytes(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    return is_clustered(kernel) ? 0 : attention_workspace(problem);
-}
-
-/* That of attention_decode's rows, and a part of kv_append's. */
-static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    return (is_clustered(kernel) ? 5 : 7) +
-           (double)problem->dim[2] * (double)problem->dim[3] * (double)problem->dim[4] * 4e-3 / device->copy_gbps;
-}
-
-#define ROW(name, arch, clustered)                                                                               \
-    {                                                                                                            \
-        "cuda.kv_append_attention." name, RIDGE_KV_APPEND_ATTENTION, arch, RIDGE_ARCH_CUDA_LAST,                 \
-            RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {clustered}, why_not, \
-            workspace_bytes, cost, launch                                                                        \
-    }
-
 static const ridge_kernel rows[] = {
-    ROW("cluster", RIDGE_ARCH_SM90, 1),
-    ROW("tile", RIDGE_ARCH_SM80, 0),
+    TILE_ROW("cuda.kv_append_attention.cluster", RIDGE_KV_APPEND_ATTENTION, RIDGE_ARCH_SM90, 1),
+    TILE_ROW("cuda.kv_append_attention.tile", RIDGE_KV_APPEND_ATTENTION, RIDGE_ARCH_SM80, 0),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_append_attention = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -38,101 +38,37 @@ static __global__ void __launch_bounds__(CLUSTERED ? 512 : 256, CLUSTERED || N =
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define FORMS(kv)                                                                                            \
-    {                                                                                                        \
-        {(const void *)tile<kv, 64, 0>, (const void *)tile<kv, 128, 0>, (const void *)tile<kv, 256, 0>},     \
-            {(const void *)tile<kv, 64, 1>, (const void *)tile<kv, 128, 1>, (const void *)tile<kv, 256, 1>}, \
-    }
-
-/* By the cache's dtype, CLUSTERED, and head_dim 64, 128, 256. */
-static const void *const functions[3][2][3] = {FORMS(RIDGE_F16), FORMS(RIDGE_BF16), FORMS(RIDGE_U8)};
-static const void *const merge_function[1] = {(const void *)merge};
+static const tile_functions functions = TILE_FUNCTIONS(tile);
 
 static ridge_status prepare(const ridge_device *device)
 {
-    const int64_t n[3] = {64, 128, 256};
-    ridge_status status = host_load(device, merge_function, 1, "attention_decode: loading kernels");
-
-    for (int i = 0; i < 18 && !status; i++)
-        if (shared_bytes(n[i % 3], ROWS) <= (size_t)host_max_shared(device))
-            status = host_prepare(device, &functions[0][0][0] + i, 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)shared_bytes(n[i % 3], ROWS), "attention_decode: loading kernels");
-    return status;
-}
-
-static bool is_clustered(const ridge_kernel *kernel)
-{
-    return kernel->param[0] != 0;
+    return tile_prepare(device, functions, "attention_decode: loading kernels");
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
     attention_args p = attention_args_of(&bound->call, workspace);
-    const int clustered = is_clustered(kernel);
-    const void *function = functions[p.kv == RIDGE_U8 ? 2 : p.kv == RIDGE_BF16][clustered][p.n == 64    ? 0
-                                                                                           : p.n == 128 ? 1
-                                                                                                        : 2];
-    dim3 grid((unsigned)attention_pieces_of(p.positions), (unsigned)p.kv_heads,
-              (unsigned)ridge_ceil_div(p.tokens * p.group, ROWS));
-    ridge_status status = RIDGE_OK;
-    int cluster = 1;
 
-    if (p.tokens * p.heads == 0)
-        return RIDGE_OK;
-    if (clustered) {
-        while (cluster < (int)grid.x)
-            cluster *= 2;
-        grid.x = (unsigned)cluster;
-    }
-    if (grid.x)
-        status = host_launch_cluster(device, kernel->name, function, grid, cluster, clustered ? 512 : 256,
-                                     shared_bytes(p.n, p.tokens * p.group), &p, stream);
-    return status || clustered ? status : merge_launch(device, kernel->name, &p, stream);
+    return tile_launch(device, kernel, functions, &p, ridge_ceil_div(p.tokens * p.group, ROWS), p.tokens * p.group, &p,
+                       stream);
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double queries = (double)problem->dim[0] * (double)problem->dim[1];
-    const int64_t n = problem->dim[3];
+    const char *why = tile_why_not(device, kernel, problem);
 
-    if (n != 64 && n != 128 && n != 256)
-        return "head_dim is not 64, 128 or 256";
-    const int64_t head = problem->dim[4] * attention_row_bytes(problem->dtype[RIDGE_ATTENTION_DECODE_K], n);
-
-    if (problem->align < 4 || (problem->packed && head % 16))
-        return "an operand or row stride is not a multiple of 16 bytes";
-    if (shared_bytes(n, ROWS) > (size_t)host_max_shared(device))
-        return "the tiles do not fit in shared memory";
-    if (is_clustered(kernel) && problem->dim[4] > CLUSTER * PIECE)
-        return "more than 1024 positions";
+    if (why)
+        return why;
     if (problem->dim[2] > 65535 || (problem->dim[2] && queries / (double)problem->dim[2] > 65535.0 * ROWS))
         return "more than 65535 KV heads, or 2^20 queries of one";
     return queries > 2147483647.0 ? "more than 2^31 - 1 queries" : NULL;
 }
 
-static size_t workspace_bytes(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    return is_clustered(kernel) ? 0 : attention_workspace(problem);
-}
-
-/* Latency, and the cache's bytes at the copy rate. */
-static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
-{
-    return (is_clustered(kernel) ? 4 : 6) +
-           (double)problem->dim[2] * (double)problem->dim[3] * (double)problem->dim[4] * 4e-3 / device->copy_gbps;
-}
-
-#define ROW(name, arch, clustered)                                                                               \
-    {                                                                                                            \
-        "cuda.attention_decode." name, RIDGE_ATTENTION_DECODE, arch, RIDGE_ARCH_CUDA_LAST,                       \
-            RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {clustered}, why_not, \
-            workspace_bytes, cost, launch                                                                        \
-    }
-
 static const ridge_kernel rows[] = {
-    ROW("cluster", RIDGE_ARCH_SM90, 1),
-    ROW("tile", RIDGE_ARCH_SM80, 0),
+    TILE_ROW("cuda.attention_decode.cluster", RIDGE_ATTENTION_DECODE, RIDGE_ARCH_SM90, 1),
+    TILE_ROW("cuda.attention_decode.tile", RIDGE_ATTENTION_DECODE, RIDGE_ARCH_SM80, 0),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_attention_tile = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -441,4 +441,94 @@ static inline size_t shared_bytes(int64_t n, int64_t queries)
            one * (size_t)(ROWS - ridge_min(queries, ROWS));
 }
 
+/* Kernels by the cache's dtype, CLUSTERED, and head_dim 64, 128, 256. */
+typedef const void *tile_functions[3][2][3];
+
+#define TILE_FORMS(kernel, kv)                                                                                     \
+    {                                                                                                              \
+        {(const void *)kernel<kv, 64, 0>, (const void *)kernel<kv, 128, 0>, (const void *)kernel<kv, 256, 0>},     \
+            {(const void *)kernel<kv, 64, 1>, (const void *)kernel<kv, 128, 1>, (const void *)kernel<kv, 256, 1>}, \
+    }
+#define TILE_FUNCTIONS(kernel)                                                                      \
+    {                                                                                               \
+        TILE_FORMS(kernel, RIDGE_F16), TILE_FORMS(kernel, RIDGE_BF16), TILE_FORMS(kernel, RIDGE_U8) \
+    }
+
+static inline ridge_status tile_prepare(const ridge_device *device, const tile_functions functions, const char *where)
+{
+    static const void *const merge_function[1] = {(const void *)merge};
+    const int64_t n[3] = {64, 128, 256};
+    ridge_status status = host_load(device, merge_function, 1, where);
+
+    for (int i = 0; i < 18 && !status; i++)
+        if (shared_bytes(n[i % 3], ROWS) <= (size_t)host_max_shared(device))
+            status = host_prepare(device, &functions[0][0][0] + i, 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)shared_bytes(n[i % 3], ROWS), where);
+    return status;
+}
+
+static inline bool tile_is_clustered(const ridge_kernel *kernel)
+{
+    return kernel->param[0] != 0;
+}
+
+/* queries: of a CTA, as many as have shared memory; argument: the kernel's. */
+static inline ridge_status tile_launch(const ridge_device *device, const ridge_kernel *kernel,
+                                       const tile_functions functions, attention_args *p, int64_t parts,
+                                       int64_t queries, void *argument, void *stream)
+{
+    const int clustered = tile_is_clustered(kernel);
+    const int wide = p->n == 64 ? 0 : p->n == 128 ? 1 : 2, kv = p->kv == RIDGE_U8 ? 2 : p->kv == RIDGE_BF16;
+    dim3 grid((unsigned)attention_pieces_of(p->positions), (unsigned)p->kv_heads, (unsigned)parts);
+    ridge_status status = RIDGE_OK;
+    int cluster = 1;
+
+    if (p->tokens * p->heads == 0)
+        return RIDGE_OK;
+    if (clustered) {
+        while (cluster < (int)grid.x)
+            cluster *= 2;
+        grid.x = (unsigned)cluster;
+    }
+    if (grid.x)
+        status = host_launch_cluster(device, kernel->name, functions[kv][clustered][wide], grid, cluster,
+                                     clustered ? 512 : 256, shared_bytes(p->n, queries), argument, stream);
+    return status || clustered ? status : merge_launch(device, kernel->name, p, stream);
+}
+
+static inline const char *tile_why_not(const ridge_device *device, const ridge_kernel *kernel,
+                                       const ridge_problem *problem)
+{
+    const int64_t n = problem->dim[3];
+
+    if (n != 64 && n != 128 && n != 256)
+        return "head_dim is not 64, 128 or 256";
+    const int64_t head = problem->dim[4] * attention_row_bytes(problem->dtype[attention_keys(problem->op)], n);
+
+    if (problem->align < 4 || (problem->packed && head % 16))
+        return "an operand or row stride is not a multiple of 16 bytes";
+    if (shared_bytes(n, ROWS) > (size_t)host_max_shared(device))
+        return "the tiles do not fit in shared memory";
+    return tile_is_clustered(kernel) && problem->dim[4] > CLUSTER * PIECE ? "more than 1024 positions" : NULL;
+}
+
+static inline size_t tile_workspace(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    return tile_is_clustered(kernel) ? 0 : attention_workspace(problem);
+}
+
+/* Latency, and the cache's bytes at the copy rate. */
+static inline double tile_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
+{
+    return (tile_is_clustered(kernel) ? 4 : 6) + (problem->op == RIDGE_KV_APPEND_ATTENTION ? 1 : 0) +
+           (double)problem->dim[2] * (double)problem->dim[3] * (double)problem->dim[4] * 4e-3 / device->copy_gbps;
+}
+
+#define TILE_ROW(name, op, arch, clustered)                                                                      \
+    {                                                                                                            \
+        name, op, arch, RIDGE_ARCH_CUDA_LAST,                                                                    \
+            RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE, 0, {clustered}, why_not, \
+            tile_workspace, tile_cost, launch                                                                    \
+    }
+
 #endif
