@@ -18,7 +18,6 @@ struct block_iq2_xxs {
     static const int OFFSET = 0;
     static const int PAIRS = 1;
     static const int MIXED = 0;
-    static const int MINUS = 0;
 };
 
 /* And where the magnitudes lie: as a constant in the code, they would be moved to a register before every prmt. */

@@ -30,7 +30,7 @@ enum { BLOCK_TEAM = 128, BLOCK_MAX_DEPTH = 4 };
 /* Teams of a CTA, at most. Warps hide latencies; what bounds them is registers: 128 a thread, with one token and bulk
  * copies 80 (96 with two sums a block), with the sums of 16 tokens 255. */
 #define BLOCK_MAX_TEAMS(F, tokens, bulk) \
-    ((tokens) > 8 ? 2 : (tokens) > 1 || !(bulk) ? 4 : F::X >= BLOCK_X_START_16 || F::MINUS ? 5 : 6)
+    ((tokens) > 8 ? 2 : (tokens) > 1 || !(bulk) ? 4 : F::X >= BLOCK_X_START_16 ? 5 : 6)
 #define BLOCK_TEAMS_OF(F, bulk)                                                                \
     {                                                                                          \
         BLOCK_MAX_TEAMS(F, 1, bulk), BLOCK_MAX_TEAMS(F, 8, bulk), BLOCK_MAX_TEAMS(F, 16, bulk) \
@@ -166,8 +166,8 @@ static __device__ __forceinline__ void block_mma_u8_k16(int32_t *d, const uint32
         : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
-/* Words of codes a lane has of a block: with MINUS the magnitudes of all columns, and of the negative ones alone. */
-#define BLOCK_CODES(F) (F::MINUS ? 8 : 4)
+/* Words of codes a lane has of a block. */
+enum { BLOCK_CODES = 4 };
 
 template <class F>
 static __device__ __forceinline__ void block_mma_onto(int32_t (*d)[4], const uint32_t *a, const uint32_t *b)
@@ -180,8 +180,6 @@ static __device__ __forceinline__ void block_mma_onto(int32_t (*d)[4], const uin
         block_mma_u8_k16(d[1], a + 2, b[1]);
     } else {
         ptx_mma_s8(d[0], a, b);
-        if constexpr (F::MINUS)
-            ptx_mma_s8(d[1], a + 4, b);
     }
 }
 
@@ -200,18 +198,18 @@ template <class F>
 static __device__ __forceinline__ void block_unit_1(const char *unit, const char *tables, const char *record, int lane,
                                                     const uint32_t *column, float *acc)
 {
-    enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1, DOTS = F::MINUS ? 2 : SUMS };
+    enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1 };
     const int t = lane % 4, odd = t & 1, run = t >> 1;
     const uint2 x = *(const uint2 *)(record + lane * 8);
     const float4 xs = *(const float4 *)(record + 256 + run * 16);
     const float scale[4] = {xs.x, xs.y, xs.z, xs.w};
     float aux[4][2] = {};
-    int32_t d[2][DOTS][4], own[4][SUMS]; /* even and odd blocks, which are even and odd columns, apart: two chains */
+    int32_t d[2][SUMS][4], own[4][SUMS]; /* even and odd blocks, which are even and odd columns, apart: two chains */
     block_scales s;
 
 #pragma unroll
-    for (int k = 0; k < DOTS; k++) {
-        const int start = k >= SUMS || F::X == BLOCK_X_START_16 || F::X == BLOCK_X_SUM_16 ? 0 : 0x4b400000;
+    for (int k = 0; k < SUMS; k++) {
+        const int start = F::X == BLOCK_X_START_16 || F::X == BLOCK_X_SUM_16 ? 0 : 0x4b400000;
         int2 v = make_int2(start, start);
 
         if (F::X == BLOCK_X_START || F::X == BLOCK_X_START_16)
@@ -229,7 +227,7 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
         }
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        uint32_t codes[4][BLOCK_CODES(F)];
+        uint32_t codes[4][BLOCK_CODES];
 
         block_codes(F(), unit, tables, lane, q, codes);
 #pragma unroll
@@ -240,10 +238,6 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
         }
     }
     block_own_scales(F(), unit, lane, &s);
-    if constexpr (F::MINUS)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            d[i & 1][0][i] -= 2 * d[i & 1][1][i];
 #pragma unroll
     for (int k = 0; k < SUMS; k++) {
         const int32_t got0 = __shfl_xor_sync(~0u, odd ? d[0][k][0] : d[0][k][2], 1);
@@ -315,26 +309,23 @@ template <class F, int TILES, int OWN>
 static __device__ __forceinline__ void block_unit_8(const char *unit, const char *tables, block_x_at record,
                                                     int64_t tile_stride, int lane, float (*acc)[4 * TILES])
 {
-    enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1, DOTS = F::MINUS ? 2 : SUMS, AUX = BLOCK_AUX(F::X) };
+    enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1, AUX = BLOCK_AUX(F::X) };
     const int t = lane % 4;
     block_scales s;
 
     block_own_scales(F(), unit, lane, &s);
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        uint32_t codes[4][BLOCK_CODES(F)];
+        uint32_t codes[4][BLOCK_CODES];
 
-        if (!F::MINUS)
-            block_codes(F(), unit, tables, lane, q, codes);
+        block_codes(F(), unit, tables, lane, q, codes);
 #pragma unroll
         for (int pair = 0; pair < 2; pair++) {
             float w[2][2], m[2][2] = {};
             uint32_t sub[2][2] = {};
 
-            if (TILES > 1 || F::MINUS)
+            if (TILES > 1)
                 asm volatile("" ::: "memory"); /* keeps loads of x behind it: registers */
-            if (F::MINUS)                      /* twice as many words: of this pair only */
-                block_codes(F(), unit, tables, lane, q, codes);
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 block_hand_out<F>(&s, q, 2 * pair + i, lane, w[i], m[i], sub[i]);
@@ -352,11 +343,11 @@ static __device__ __forceinline__ void block_unit_8(const char *unit, const char
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const uint32_t b[2] = {i ? x.z : x.x, i ? x.w : x.y};
-                    int32_t d[DOTS][4];
+                    int32_t d[SUMS][4];
 
 #pragma unroll
-                    for (int k = 0; k < DOTS; k++) {
-                        d[k][0] = d[k][1] = F::X >= BLOCK_X_START_16 || k >= SUMS ? 0 : 0x4b400000;
+                    for (int k = 0; k < SUMS; k++) {
+                        d[k][0] = d[k][1] = F::X >= BLOCK_X_START_16 ? 0 : 0x4b400000;
                         if (F::X == BLOCK_X_START || F::X == BLOCK_X_START_16) {
                             d[k][0] = __float_as_int(i ? aux[k].z : aux[k].x);
                             d[k][1] = __float_as_int(i ? aux[k].w : aux[k].y);
@@ -368,7 +359,7 @@ static __device__ __forceinline__ void block_unit_8(const char *unit, const char
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         const float scale = i ? (e & 1 ? xs.w : xs.z) : (e & 1 ? xs.y : xs.x);
-                        const int32_t sum[2] = {F::MINUS ? d[0][e] - 2 * d[DOTS - 1][e] : d[0][e], d[SUMS - 1][e]};
+                        const int32_t sum[2] = {d[0][e], d[SUMS - 1][e]};
                         float more[2] = {};
 
 #pragma unroll

@@ -14,7 +14,6 @@ struct block_mxfp4 {
     static const int OFFSET = 16;
     static const int PAIRS = 0;
     static const int MIXED = 1;
-    static const int MINUS = 0;
 };
 
 /* The lower halves of both tables, which prmt wants in registers: as constants in the code they would be moved there

@@ -12,7 +12,6 @@ struct block_q2_k {
     static const int OFFSET = 0;
     static const int PAIRS = 0;
     static const int MIXED = 0;
-    static const int MINUS = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q2_k, const char *unit, const char *, int lane, int q,

@@ -10,7 +10,6 @@ struct block_q4_0 {
     static const int OFFSET = 8;
     static const int PAIRS = 0;
     static const int MIXED = 0;
-    static const int MINUS = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q4_0, const char *unit, const char *, int lane, int q,

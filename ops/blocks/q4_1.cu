@@ -10,7 +10,6 @@ struct block_q4_1 {
     static const int OFFSET = 0;
     static const int PAIRS = 0;
     static const int MIXED = 0;
-    static const int MINUS = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q4_1, const char *unit, const char *, int lane, int q,

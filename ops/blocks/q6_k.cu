@@ -11,7 +11,6 @@ struct block_q6_k {
     static const int OFFSET = 32;
     static const int PAIRS = 0;
     static const int MIXED = 0;
-    static const int MINUS = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q6_k, const char *unit, const char *, int lane, int q,
