@@ -58,13 +58,14 @@ static void derive_outputs(ridge_call *call, int q)
         call->arg[q + 3].dtype = RIDGE_NONE;
 }
 
-#define OUTPUTS(q, rows)                                                                                              \
-    {"q", RIDGE_OUT, 0, -1, RIDGE_MATRIX, FP8, 0, "[" rows ", cols]"},                                                \
-        {"scale", RIDGE_OUT, 0, -1, RIDGE_TABLE, EXPERTS_F32, 0, "[ceil(cols/128), " rows "]"},                       \
-        {"q_t", RIDGE_OUT, 1, q, RIDGE_MATRIX, FP8, 0, "[cols, ridge_ld_groups(" rows ", experts)]"},                 \
-        {"scale_t", RIDGE_OUT, 1, -1, RIDGE_TABLE, EXPERTS_F32, 0, "[ridge_ld_groups(" rows ", experts)/128, cols]"}, \
-    {                                                                                                                 \
-        "offsets_t", RIDGE_OUT, 1, -1, RIDGE_VECTOR, EXPERTS_I32, 0, "[experts + 1]"                                  \
+#define OUTPUTS(q, rows, cols)                                                                            \
+    {"q", RIDGE_OUT, 0, -1, RIDGE_MATRIX, FP8, 0, "[" rows ", " cols "]"},                                \
+        {"scale", RIDGE_OUT, 0, -1, RIDGE_TABLE, EXPERTS_F32, 0, "[ceil(" cols "/128), " rows "]"},       \
+        {"q_t", RIDGE_OUT, 1, q, RIDGE_MATRIX, FP8, 0, "[" cols ", ridge_ld_groups(" rows ", experts)]"}, \
+        {"scale_t",   RIDGE_OUT,   1, -1,                                                                 \
+         RIDGE_TABLE, EXPERTS_F32, 0, "[ridge_ld_groups(" rows ", experts)/128, " cols "]"},              \
+    {                                                                                                     \
+        "offsets_t", RIDGE_OUT, 1, -1, RIDGE_VECTOR, EXPERTS_I32, 0, "[experts + 1]"                      \
     }
 
 /* ------------------------------------------------------------------------------------------ moe_permute_quantize */
@@ -140,7 +141,7 @@ const ridge_op_row ridge_op_moe_permute_quantize = {
             {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[tokens, cols]"},
             {"rows", RIDGE_IN, 1, -1, RIDGE_VECTOR, EXPERTS_I32, 0, "[tokens * slots]"},
             {"offsets", RIDGE_IN, 0, -1, RIDGE_VECTOR, EXPERTS_I32, 0, "[experts + 1]"},
-            OUTPUTS(RIDGE_MOE_PERMUTE_QUANTIZE_Q, "tokens * slots"),
+            OUTPUTS(RIDGE_MOE_PERMUTE_QUANTIZE_Q, "tokens * slots", "cols"),
         },
     .fields = permute_fields,
     .flags = RIDGE_POW2,
@@ -249,7 +250,7 @@ const ridge_op_row ridge_op_moe_swiglu_quantize = {
             {"gate", RIDGE_IN, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[rows, cols], interleaved [rows, 2 cols]"},
             {"up", RIDGE_IN, 1, RIDGE_MOE_SWIGLU_QUANTIZE_GATE, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[rows, cols]"},
             {"offsets", RIDGE_IN, 0, -1, RIDGE_VECTOR, EXPERTS_I32, 0, "[experts + 1]"},
-            OUTPUTS(RIDGE_MOE_SWIGLU_QUANTIZE_Q, "rows"),
+            OUTPUTS(RIDGE_MOE_SWIGLU_QUANTIZE_Q, "rows", "cols"),
             {"row_scale", RIDGE_IN, 1, -1, RIDGE_VECTOR, EXPERTS_F32, 0, "[rows]"},
         },
     .fields = swiglu_fields,
@@ -344,12 +345,7 @@ const ridge_op_row ridge_op_moe_swiglu_bwd_quantize = {
             {"gate", RIDGE_IN, 0, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[rows, cols]"},
             {"up", RIDGE_IN, 0, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT, RIDGE_MATRIX, RIDGE_FLOATS, 0, "[rows, cols]"},
             {"offsets", RIDGE_IN, 0, -1, RIDGE_VECTOR, EXPERTS_I32, 0, "[experts + 1]"},
-            {"q", RIDGE_OUT, 0, -1, RIDGE_MATRIX, FP8, 0, "[rows, 2 cols]"},
-            {"scale", RIDGE_OUT, 0, -1, RIDGE_TABLE, EXPERTS_F32, 0, "[ceil(2 cols/128), rows]"},
-            {"q_t", RIDGE_OUT, 1, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q, RIDGE_MATRIX, FP8, 0,
-             "[2 cols, ridge_ld_groups(rows, experts)]"},
-            {"scale_t", RIDGE_OUT, 1, -1, RIDGE_TABLE, EXPERTS_F32, 0, "[ridge_ld_groups(rows, experts)/128, 2 cols]"},
-            {"offsets_t", RIDGE_OUT, 1, -1, RIDGE_VECTOR, EXPERTS_I32, 0, "[experts + 1]"},
+            OUTPUTS(RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q, "rows", "2 cols"),
             {"row_scale", RIDGE_IN, 1, -1, RIDGE_VECTOR, EXPERTS_F32, 0, "[rows]"},
             {"drow", RIDGE_OUT, 1, -1, RIDGE_VECTOR, EXPERTS_F32, 0, "[rows]"},
         },

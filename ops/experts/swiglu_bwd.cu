@@ -21,7 +21,8 @@ static __device__ __forceinline__ float bwd_element(const quantize_args &q, cons
                                                     float scale, float *gate, float *up)
 {
     const float b = ridge_swiglu_up(*up, o), dy = ridge_swiglu_scale(dout, scale, o);
-    float dh, h = ridge_act_bwd(ACT < 0 ? q.flags & RIDGE_ACTIVATION : ACT, ridge_swiglu_gate(*gate, o), o.alpha, &dh);
+    float dh, h = ridge_act_bwd(ACT < 0 ? q.flags & RIDGE_ACTIVATION : (unsigned)ACT, ridge_swiglu_gate(*gate, o),
+                                o.alpha, &dh);
 
     *up = ridge_swiglu_dup(dy * h, *up, o);
     *gate = ridge_swiglu_dgate(dy * b, dh, *gate, o);

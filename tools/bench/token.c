@@ -285,7 +285,7 @@ static void add_ffn(token *t, const layer *l)
                           f32(l->ffn.norm), t->post, t->comb, x);
     ridge_set(&call, RIDGE_HC_SPLIT_FLOATS, RIDGE_F32, t->floats, 0);
     add(t, "hc_split of experts", call);
-    /* here, where its constant weights are on their way while the kernel before still runs */
+    /* here, where its constant weights are fetched while the preceding kernel still runs */
     call = ridge_q8_0_gate_up_swiglu(1, HIDDEN, FFN, x, q8_0(&l->gate), q8_0(&l->up), f32(t->mid));
     call.opt.swiglu.limit = 10;
     add(t, "shared gate and up", call);
