@@ -10,7 +10,7 @@ configure() {
 case $3 in
 clang)
     configure -DCMAKE_C_COMPILER=clang -DBUILD_TESTING=OFF
-    "$dir/ridge" test --quick --device cpu --quiet
+    "$dir/ridge" test --quick --once --device cpu --quiet
     ;;
 asan)
     target=sanitized
