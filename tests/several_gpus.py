@@ -1,14 +1,14 @@
 """ridge.torch.distributed on as many ranks as the machine has GPUs, over NCCL; without a GPU on two over gloo, to try the script.
 
-    python3 tests/several_gpus.py [--ranks N] [--steps 10000] [--replays 1000] [--failures 100 [--together N] [--seconds N]]
+    python3 tests/several_gpus.py [--ranks N] [--steps 10000] [--replays 1000] [--failures 100 [--together N] [--deadline N] [--seconds N]]
         [--lib libridge.so]
 
 layers: tensor-parallel Fp8Linears against one device's layers: the bits of y and dW of one cut by columns, of dX and dW of one cut by
 rows, with and without products that leave multiprocessors to NCCL. problems: loss and gradients of the slices against one device's op: whole and sharded rows, mean and sum, options, dtypes, uneven slices;
 the same bits on all ranks and in a second run. steps: one training step again and again, every result held against the first one's bits
-on the device. replays: the same from a CUDA graph. failures: a rank is killed, stopped, or takes another turn in a step of its own choice,
-in processes of their own: every other rank must end with an error within the group's deadline of four seconds and two more, and none may
-hang. Ends with "N passed, N failed".
+on the device. replays: the same from a CUDA graph. failures: a rank is killed, stopped, or takes no turn in a step of its own choice:
+every other rank must get an error within the group's deadline (--deadline, four seconds) and two more, and none may hang; the processes
+that are left then make a new group for the next failure. Ends with "N passed, N failed".
 """
 import argparse
 import datetime
@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 
@@ -26,7 +27,7 @@ import torch.distributed as dist  # noqa: E402
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 sys.path[:0] = [os.path.join(ROOT, "bench"), os.path.join(ROOT, "python")]
 CUDA = torch.cuda.device_count() > 0  # without opening one: children are forked
-DEADLINE, SLACK = 4, 2
+SLACK = 2
 
 
 def open_rank(rank, n, port, seconds):
@@ -210,34 +211,134 @@ def steady(rank, n, port, args):
 # --------------------------------------------------------------------------------------------------------------- failures
 
 
-def lone(rank, n, port, number, args):
-    """The rank `number % n` fails in step number % 3 + 1; the others must see it."""
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # an exception where the call is; no graph can be recorded with it
-    R, D, device = open_rank(rank, n, port, DEADLINE)
-    x, w, t = operands(64, 64, 512, torch.bfloat16, device)
-    first, count = D._part(512, n, rank)
-    x, part = x.requires_grad_(), w[first:first + count].clone().requires_grad_()
-    fails, at = rank == number % n, number % 3 + 1
-    for step in range(at + 1):
+def meet(rank, n, path, seconds):
+    """A group of its own for a failure. Its ranks meet in a file, since a store within a rank would end with that rank."""
+    group = dict(store=dist.FileStore(path, n), rank=rank, world_size=n, timeout=datetime.timedelta(seconds=seconds))
+    dist.init_process_group("nccl" if CUDA else "gloo", **group)
+
+
+def part_ways():
+    """Ends a group of which a rank is gone; this process is as good as before."""
+    if CUDA:
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
+
+
+def step_of(D, x, part, t):
+    D.linear_cross_entropy(x, part, t, group=dist.group.WORLD).backward()
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+def one_failure(rank, n, number, path, operands_, D, args):
+    """Rank `number % n` fails in step `number % 3 + 1`, and the others must see it: "fine", or what is not."""
+    x, part, t = operands_
+    fails, at, kind = rank == number % n, number % 3 + 1, number // n % 3
+    meet(rank, n, path, 60)
+    step_of(D, x, part, t)
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=args.deadline), dist.group.WORLD)
+    for step in range(1, at + 1):
         if fails and step == at:
-            kind = number // n % 3
             if kind < 2:
                 os.kill(os.getpid(), signal.SIGKILL if kind == 0 else signal.SIGSTOP)
-            time.sleep(DEADLINE + 2 * SLACK)  # takes no turn
-            os._exit(0)
+            else:  # takes no turn until the others are done
+                while not os.path.exists(f"{path}.over"):
+                    time.sleep(0.05)
+            return "fine"
         begun = time.monotonic()
         try:
-            D.linear_cross_entropy(x, part, t, group=dist.group.WORLD).backward()
-            if CUDA:
-                torch.cuda.synchronize()
+            step_of(D, x, part, t)
         except D.PeerError as error:
             took = time.monotonic() - begun
             early = step == at - 1  # this rank was behind, and what it still waited for went with the other one
-            fine = (step == at or early) and took < DEADLINE + SLACK and f"rank {rank} of {n}" in str(error)
-            if not fine:
-                print(f"failure {number}: rank {rank} in step {step} of {at} after {took:.1f} s: {str(error)[:200]}", flush=True)
-            os._exit(0 if fine else 3)
-    os._exit(4)  # noticed nothing
+            if (step == at or early) and took < args.deadline + SLACK and f"rank {rank} of {n}" in str(error):
+                return "fine"
+            return f"in step {step} of {at} after {took:.1f} s: {str(error)[:200]}"
+    return "noticed nothing"
+
+
+def member(rank, n, orders, answers, args):
+    """Takes part in the failures whose number and file it reads; answers "RANK NUMBER found TEXT", then "RANK NUMBER ready -"."""
+    os.environ.update(TORCH_NCCL_BLOCKING_WAIT="1", GLOO_SOCKET_IFNAME="lo", NCCL_DEBUG="ERROR")  # an exception where the call is
+    if CUDA:
+        torch.cuda.set_device(rank)
+    torch.set_num_threads(1)
+    import ridge.torch.distributed as D
+    x, w, t = operands(64, 64, 512, torch.bfloat16, f"cuda:{rank}" if CUDA else "cpu")
+    first, count = D._part(512, n, rank)
+    mine = x.requires_grad_(), w[first:first + count].clone().requires_grad_(), t
+    with os.fdopen(orders) as lines:
+        for line in lines:
+            number, path = line.split()
+            said = one_failure(rank, n, int(number), path, mine, D, args)
+            os.write(answers, f"{rank} {number} found {' '.join(said.split())}\n".encode())
+            part_ways()
+            os.write(answers, f"{rank} {number} ready -\n".encode())
+    return 0
+
+
+class Crew:
+    """n processes that go from failure to failure, of which those that are killed or hang are replaced."""
+
+    def __init__(self, n, folder, args):
+        self.n, self.folder, self.args, self.pids, self.orders, self.rest = n, folder, args, [None] * n, [None] * n, b""
+        self.heard = {}  # (number, rank, "found" or "ready"): text
+        self.read, self.write = os.pipe()
+        os.set_blocking(self.read, False)
+        self.replaced = 0
+
+    def send(self, rank, text):
+        if self.pids[rank] is None:
+            read, self.orders[rank] = os.pipe()
+            self.pids[rank] = forked(member, rank, self.n, read, self.write, self.args)
+            os.close(read)
+        os.write(self.orders[rank], text.encode())
+
+    def lose(self, rank):
+        for signal_ in (signal.SIGKILL, signal.SIGCONT):
+            try:
+                os.kill(self.pids[rank], signal_)
+            except ProcessLookupError:
+                pass
+        os.close(self.orders[rank])
+        reap([self.pids[rank]], 20)
+        self.pids[rank] = None
+
+    def hear(self, number, what, wanted, seconds):
+        """{rank: text} of the ranks `wanted` that say it of a failure in time."""
+        until = time.monotonic() + seconds
+        while any((number, rank, what) not in self.heard for rank in wanted) and time.monotonic() < until:
+            try:
+                self.rest += os.read(self.read, 65536)
+            except BlockingIOError:
+                time.sleep(0.02)
+            *lines, self.rest = self.rest.split(b"\n")
+            for line in lines:
+                rank, of, which, text = line.decode().split(" ", 3)
+                self.heard[int(of), int(rank), which] = text
+        return {rank: self.heard[number, rank, what] for rank in wanted if (number, rank, what) in self.heard}
+
+    def fail(self, number):
+        """Whether every rank but the one that fails ends with an error in time."""
+        bad, path = number % self.n, f"{self.folder}/{number}"
+        for rank in range(self.n):
+            self.send(rank, f"{number} {path}\n")
+        others = set(range(self.n)) - {bad}
+        said = self.hear(number, "found", others, 40 + self.args.deadline)
+        open(f"{path}.over", "w").close()
+        wrong = {rank: said.get(rank, "hangs") for rank in others if said.get(rank) != "fine"}
+        if wrong:
+            print(f"failure {number} of rank {bad}: {wrong}", flush=True)
+        if number // self.n % 3 == 0:
+            self.lose(bad)
+        else:
+            os.kill(self.pids[bad], signal.SIGCONT)
+            others.add(bad)
+        for rank in others - set(self.hear(number, "ready", others, 15)):
+            self.replaced += 1
+            self.lose(rank)
+        return not wrong
 
 
 def reap(pids, seconds):
@@ -266,26 +367,6 @@ def forked(function, *args):
     os._exit(status or 0)
 
 
-def fail(number, n, port, args):
-    """Whether every rank but the one that fails ends with an error in time."""
-    pids = [forked(lone, rank, n, port, number, args) for rank in range(n)]
-    bad = number % n
-    others = [pid for rank, pid in enumerate(pids) if rank != bad]
-    ended = reap(others, 30 + DEADLINE + SLACK)
-    os.kill(pids[bad], signal.SIGCONT)
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    reap([pids[bad], *(pid for pid in others if ended[pid] is None)], 10)
-    # With NCCL a peer that is gone may also end a rank by its watchdog, which does not ask anybody
-    fine = all(code == 0 or (CUDA and code not in (None, 3, 4)) for code in ended.values())
-    if not fine:
-        print(f"failure {number}: {list(ended.values())} (None: hangs)", flush=True)
-    return fine
-
-
 def free_port(number=0):
     """One of its own for each number, so that runs side by side do not meet."""
     for port in range(20000 + (os.getppid() * 101 + number) % 10000, 65000, 499):
@@ -298,26 +379,32 @@ def free_port(number=0):
     raise OSError("no free port")
 
 
-def share(first, until, pipe, args):
-    """Every --together-th failure from the first; a line "number fine" for each."""
+def share(first, until, pipe, folder, args):
+    """Every --together-th failure from the first; a line "number fine replaced" for each."""
+    crew = Crew(args.ranks, folder, args)
     for number in range(first, args.failures, args.together):
         if time.monotonic() > until:
             break
-        fine = fail(number * args.every, args.ranks, free_port(number), args)
-        os.write(pipe, f"{number} {int(fine)}\n".encode())
+        fine = crew.fail(number * args.every)
+        os.write(pipe, f"{number} {int(fine)} {crew.replaced}\n".encode())
+        crew.replaced = 0
+    for rank in range(args.ranks):
+        if crew.pids[rank]:
+            crew.lose(rank)
     return 0
 
 
 def failures(args):
-    """(ended in time, run)"""
+    """(ended in time, run, processes that had to be replaced though they had not failed)"""
     read, write = os.pipe()
     until = time.monotonic() + args.seconds
-    pids = [forked(share, first, until, write, args) for first in range(min(args.together, args.failures))]
-    os.close(write)
-    with os.fdopen(read) as lines:
-        every = [line.split() for line in lines]
-    reap(pids, 60)
-    return sum(fine == "1" for _, fine in every), len(every)
+    with tempfile.TemporaryDirectory() as folder:
+        pids = [forked(share, first, until, write, folder, args) for first in range(min(args.together, args.failures))]
+        os.close(write)
+        with os.fdopen(read) as lines:
+            every = [line.split() for line in lines]
+        reap(pids, 60)
+    return sum(fine == "1" for _, fine, _ in every), len(every), sum(int(replaced) for _, _, replaced in every)
 
 
 def main():
@@ -328,6 +415,7 @@ def main():
     parser.add_argument("--failures", type=int, default=100)
     parser.add_argument("--every", type=int, default=1, help="only every such failure: they come by rank, then by kind")
     parser.add_argument("--together", type=int, default=1, help="failures side by side")
+    parser.add_argument("--deadline", type=float, default=4, help="of a group whose rank fails, in seconds")
     parser.add_argument("--seconds", type=float, default=3600, help="after which no other failure is begun")
     parser.add_argument("--lib")
     args = parser.parse_args()
@@ -343,9 +431,10 @@ def main():
                 os.kill(pid, signal.SIGKILL)
         good, bad = sum(c == 0 for c in ended.values()), sum(c != 0 for c in ended.values())
     begun = time.monotonic()
-    fine, count = failures(args) if args.failures else (0, 0)
+    fine, count, replaced = failures(args) if args.failures else (0, 0, 0)
     if args.failures:
-        print(f"failures: {fine} of {count} ended in time, {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"failures: {fine} of {count} ended in time, {replaced} processes did not go on in a new group, "
+              f"{time.monotonic() - begun:.0f} s", flush=True)
     good, bad = good + fine, bad + count - fine
     print(f"{good} passed, {bad} failed")
     return 1 if bad else 0
