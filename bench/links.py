@@ -10,8 +10,8 @@ problem, taken on every device at once, so that all are as hot as with several. 
 links: all_gather, all_to_all, all_reduce by size; with NCCL's own number of CTAs (nccl) and with 8 and 16 (nccl-8, nccl-16); a bf16
 product alone and while all-gathers run beside it. copies: the first two by copy engine (nccl-copy), which NCCL does with memory that
 is registered as a window, if it can. loss: linear cross entropy with gradients and without, whole and sharded rows, and with
-logits made again in backward (recompute), over a group of 16 CTAs whose transfers go first (ridge-16); the last shape is what the host takes; vocab-parallel is logits in bf16 and three all_reduce, in PyTorch, liger and liger-logits
-Liger's tensor-parallel losses over hidden states and over logits; -graph: a step as a CUDA graph. fsdp: MLPs of Llama-3-8B's width, forward and backward: torch in
+logits made again in backward (recompute), over a group of 16 CTAs whose transfers go first (ridge-16); the last shape is what the host takes; vocab-parallel is logits in bf16 and three all_reduce, in PyTorch; liger, liger-logits,
+megatron and cce: Liger's tensor-parallel losses over hidden states and over logits, Megatron's fused one, Apple's cut cross entropy; -graph: a step as a CUDA graph. fsdp: MLPs of Llama-3-8B's width, forward and backward: torch in
 bf16 with torch.compile, torchao's float8 with its FP8 all-gather likewise; Fp8Linear with weights gathered in bf16 and as codes;
 gathered bytes in peak_bytes. tp: two linear layers of an MLP, cut by columns and by rows, forward and backward: Fp8Linears, as many
 products without a transfer (ridge-local), torch's in bf16 compiled, torch-async with products and transfers in one (async TP).
@@ -240,28 +240,27 @@ def loss(args, n, record):
                 del replay
         x.grad = w.grad = part.grad = mine.grad = None
         plain, plain_w = x.detach(), part.detach()
-        rivals = not args.providers
-        if rivals or "vocab-parallel" in args.providers:
+        def asked(name):
+            return not args.providers or name in args.providers.split(",")
+
+        if asked("vocab-parallel"):
             us = timed(lambda: parallel_torch(plain, plain_w, t, first), 3 if args.small else 8)
             record("linear_ce_train", f"{problem} ranks={n} rows=whole", "vocab-parallel", us, tflops=3 * flops / us[0])
-        for name, call in liger(x, part, t).items() if vocab % n == 0 and CUDA and (rivals or "liger" in args.providers) else ():
+        for name, call in rivals(x, part, t, vocab).items() if vocab % n == 0 else ():
+            if not asked(name):
+                continue
             try:
                 off = abs(call().item() - want) / want
-                us = timed(lambda: step(call), 5)
+                us = timed(lambda: step(call), 3 if args.small else 5)
                 record("linear_ce_train", f"{problem} ranks={n} rows=whole", name, us, tflops=3 * flops / us[0], err=off)
             except Exception as error:  # not here, or no memory: on every rank
                 print(f"{name}: {str(error)[:200]}", flush=True)
         torch.cuda.empty_cache() if CUDA else None
 
 
-def liger(x, part, t):
-    """Liger's two losses over a vocabulary that is cut, where it is installed."""
-    try:
-        from liger_kernel.ops.fused_linear_scaled_cross_entropy import LigerFusedLinearScaledCrossEntropyTPFunction as fused
-        from liger_kernel.transformers.vocab_parallel_cross_entropy import LigerVocabParallelCrossEntropy
-    except ImportError:
-        return {}
-    over_logits, group = LigerVocabParallelCrossEntropy(), dist.group.WORLD
+def rivals(x, part, t, vocab):
+    """Others' losses over a vocabulary that is cut, as far as they are installed."""
+    group, found = dist.group.WORLD, {}
 
     class Reduced(torch.autograd.Function):  # Megatron's copy to the tensor-parallel region
         @staticmethod
@@ -274,8 +273,32 @@ def liger(x, part, t):
             dist.all_reduce(dx)
             return dx
 
-    return {"liger": lambda: fused.apply(x, part, t, group).mean(),
-            "liger-logits": lambda: over_logits(F.linear(Reduced.apply(x), part)[:, None], t[:, None], tp_group=group).mean()}
+    def logits():
+        return F.linear(Reduced.apply(x), part)[:, None]
+
+    try:
+        from liger_kernel.ops.fused_linear_scaled_cross_entropy import LigerFusedLinearScaledCrossEntropyTPFunction as fused
+        from liger_kernel.transformers.vocab_parallel_cross_entropy import LigerVocabParallelCrossEntropy
+        over_logits = LigerVocabParallelCrossEntropy()
+        if CUDA:
+            found["liger"] = lambda: fused.apply(x, part, t, group).mean()
+            found["liger-logits"] = lambda: over_logits(logits(), t[:, None], tp_group=group).mean()
+    except ImportError:
+        pass
+    try:
+        from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
+        found["megatron"] = lambda: fused_vocab_parallel_cross_entropy(logits(), t[:, None], group).mean()
+    except ImportError:
+        pass
+    try:
+        from cut_cross_entropy import linear_cross_entropy
+        from cut_cross_entropy.vocab_parallel import VocabParallelOptions
+        if CUDA:
+            cut = VocabParallelOptions.from_vocab(vocab, group)
+            found["cce"] = lambda: linear_cross_entropy(x, part, t, vocab_parallel_options=cut)
+    except ImportError:
+        pass
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------------ FSDP2
