@@ -3,7 +3,8 @@ are gathered as FP8 codes, partial sums are added in the order of the ranks. Tra
 quantisation of the weight and the product of this rank's own rows, the parts of dX beside dW, those of y beside their last rows.
 
 A product stays on its multiprocessors until it ends, and its tiles are dealt out when it begins: beside a transfer that holds some
-of them the last ones would begin when the transfer is over. So it leaves free what the group's own limit says that NCCL may take."""
+of them the last ones would begin when the transfer is over. So it leaves free what the group's own limit says that NCCL may take; of
+two ranks only for as many rows as the transfer lasts, as it is estimated, and the rest of the product has all of them."""
 import weakref
 
 import torch
@@ -18,6 +19,7 @@ from ._functions import _once
 
 _on_tensors = Arrays()
 _LEAST = 1024  # rows of a product of its own: a few waves of tiles
+_OF_CTA, _RATE = 6e9, 1.1e15  # bytes a second that a CTA of NCCL brings beside a product, and the product's FLOP a second
 _beside = weakref.WeakKeyDictionary()  # group -> Arrays of what runs beside its transfers
 
 
@@ -70,15 +72,19 @@ def _gemm(a, s, b, t, scales, dtype, bias=None, out=None, xp=_on_tensors):
                         t.contiguous(), scales, dtype_number(dtype), bias, out, False)
 
 
-def _gemm_beside(a, s, b, t, scales, dtype, group):
-    """A product beside a transfer that is over sooner. Of two ranks' it takes less than half of the product, whose second half then
-    has all multiprocessors."""
-    xp, half = _beside_transfers(group), a.shape[0] // 256 * 128
-    if xp is _on_tensors or group.size() > 2 or half < _LEAST:
-        return _gemm(a, s, b, t, scales, dtype, xp=xp)
-    out = torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
-    _gemm(a[:half], s[:, :half], b, t, scales, dtype, None, out[:half], xp)
-    _gemm(a[half:], s[:, half:], b, t, scales, dtype, None, out[half:])
+def _gemm_beside(a, s, b, t, scales, dtype, group, received, bias=None, out=None):
+    """A product beside a transfer of which this rank receives so many bytes."""
+    xp, rows = _beside_transfers(group), a.shape[0]
+    if out is None:
+        out = torch.empty(rows, b.shape[0], dtype=dtype, device=a.device)
+    first = rows
+    if xp is not _on_tensors and group.size() == 2:
+        first = -(-int(received / (xp.free * _OF_CTA) * _RATE / (2 * b.shape[0] * b.shape[1])) // 256) * 256
+    if first + _LEAST > rows:
+        return _gemm(a, s, b, t, scales, dtype, bias, out, xp)
+    if first:
+        _gemm(a[:first], s[:, :first], b, t, scales, dtype, bias, out[:first], xp)
+    _gemm(a[first:], s[:, first:], b, t, scales, dtype, bias, out[first:])
     return out
 
 
@@ -90,7 +96,8 @@ def _others(group):
 
 def _product_of_all(q, s, group, codes, weight, dtype, bias=None, more=None):
     """q [rows, k] with scales s [k/128, rows] of all ranks times b: [ranks * rows, n]. Beside the transfer weight() gives b and its
-    scales, and this rank's own rows are multiplied if they are many. more() begins another transfer, which goes on to the end."""
+    scales, and this rank's own rows are multiplied if they are many. more() begins another transfer of as many bytes, which goes on
+    to the end."""
     both, xp = gathering_both(q.view(torch.uint8), s, group), _beside_transfers(group)
     if more:
         more()
@@ -99,7 +106,8 @@ def _product_of_all(q, s, group, codes, weight, dtype, bias=None, more=None):
     y = torch.empty(group.size() * rows, b.shape[0], dtype=dtype, device=q.device)
     alone = rows >= _LEAST or group.size() == 1
     if alone:
-        _gemm(q.view(codes), s, b, t, scales, dtype, bias, y[rank * rows:(rank + 1) * rows], xp)
+        _gemm_beside(q.view(codes), s, b, t, scales, dtype, group, (2 if more else 1) * (group.size() - 1) * q.numel(), bias,
+                     y[rank * rows:(rank + 1) * rows])
     every, tables = both()
     every = every.view(codes)
     for first, end in _others(group) if alone else [(0, group.size())]:
@@ -108,35 +116,30 @@ def _product_of_all(q, s, group, codes, weight, dtype, bias=None, more=None):
     return y
 
 
-def _sum_of_products(q, s, b, t, dtype, group):
-    """This rank's rows of the sum over the ranks of q [ranks * rows, k] times b. What other ranks wait for is multiplied first, and
-    travels beside the product of this rank's own rows."""
+def _sum_of_products(q, s, b, t, dtype, group, beside=0):
+    """Begins this rank's rows of the sum over the ranks of q [ranks * rows, k] times b; ends with them. What other ranks wait for is
+    multiplied first, beside a transfer of so many bytes, and travels beside the product of this rank's own rows."""
     n, rank, scales = group.size(), group.rank(), "row128_blk128"
     rows = q.shape[0] // n
     partial = torch.empty(n, rows, b.shape[0], dtype=dtype, device=q.device)
     if rows < _LEAST or n == 1:
         _gemm(q, s, b, t, scales, dtype, None, partial.flatten(0, 1))
-        return ops.sum_parts(_on_tensors, _traded(partial, group)())
-    for first, end in _others(group):
-        _gemm(q[first * rows:end * rows], s[:, first * rows:end * rows], b, t, scales, dtype, None, partial[first:end].flatten(0, 1))
-    parts, wait = trading(partial, group)
-    _gemm(q[rank * rows:(rank + 1) * rows], s[:, rank * rows:(rank + 1) * rows], b, t, scales, dtype, None, parts[rank],
-          _beside_transfers(group))
-    wait()
-    return ops.sum_parts(_on_tensors, parts)
+        parts, wait = (partial, lambda: None) if n == 1 else trading(partial, group)
+        if n > 1:
+            parts[rank] = partial[rank]
+    else:
+        for first, end in _others(group):
+            of = q[first * rows:end * rows], s[:, first * rows:end * rows], b, t, scales, dtype
+            out = partial[first:end].flatten(0, 1)
+            _gemm_beside(*of, group, beside, None, out) if beside else _gemm(*of, None, out)
+        parts, wait = trading(partial, group)
+        _gemm_beside(q[rank * rows:(rank + 1) * rows], s[:, rank * rows:(rank + 1) * rows], b, t, scales, dtype, group,
+                     (n - 1) * partial[0].numel() * partial.element_size(), None, parts[rank])
 
-
-def _traded(partial, group):
-    """Begins to send parts [ranks, rows, cols] to the ranks whose rows they are; ends with those of this rank's rows."""
-    if group.size() == 1:
-        return lambda: partial
-    parts, wait = trading(partial, group)
-    parts[group.rank()] = partial[group.rank()]
-
-    def done():
+    def summed():
         wait()
-        return parts
-    return done
+        return ops.sum_parts(_on_tensors, parts)
+    return summed
 
 
 def _weight(weight):
@@ -172,16 +175,14 @@ class Column(torch.autograd.Function):
         gq, gs, gtq, gts, sums = _quantised(_rows_first(dy), "row_row", gradient_dtype, ctx.needs_input_grad[2])
         code = ops.pick(L.FORMATS, gradient_dtype, "gradient_dtype")
         gq, gtq = (t.view(torch.float8_e4m3fn if code == A.E4M3 else torch.float8_e5m2) for t in (gq, gtq))
-        dw = parts = None
+        dw = summed = None
         if ctx.needs_input_grad[0]:
-            gemm = _gemm_beside if of_x else _gemm
-            partial = gemm(gq, gs, wtq, wts, "row128_blk128", dy.dtype, *([group] if of_x else []))
-            parts = _traded(partial.view(group.size(), -1, partial.shape[1]), group)
+            summed = _sum_of_products(gq, gs, wtq, wts, dy.dtype, group, (group.size() - 1) * xtq.numel() if of_x else 0)
         if of_x:
             b, t = (v.contiguous() for v in of_x())
-            gemm = _gemm_beside if parts else _gemm
-            dw = gemm(gtq, gts, b, t, L.WGRAD[wgrad][1], dy.dtype, *([group] if parts else [])).to(weight_dtype)
-        dx = _rows_last(ops.sum_parts(_on_tensors, parts()), shape) if parts else None
+            beside = _beside_transfers(group) if summed and group.size() > 2 else _on_tensors  # of two ranks the parts are there by now
+            dw = _gemm(gtq, gts, b, t, L.WGRAD[wgrad][1], dy.dtype, xp=beside).to(weight_dtype)
+        dx = _rows_last(summed(), shape) if summed else None
         return dx, dw, sums.to(bias_dtype) if ctx.needs_input_grad[2] else None, None, None, None
 
 
@@ -192,7 +193,7 @@ class Row(torch.autograd.Function):
     def forward(ctx, x, weight, group, gradient_dtype, wgrad):
         xq, xs, xtq, xts, _ = _quantised(_rows_first(x), ops.pick(L.WGRAD, wgrad, "wgrad")[0], "e4m3")
         wq, ws, wtq, wts = _weight(weight)
-        y = _sum_of_products(xq, xs, wq, ws, x.dtype, group)
+        y = _sum_of_products(xq, xs, wq, ws, x.dtype, group)()
         ctx.save_for_backward(xtq, xts, wtq.view(torch.uint8), wts)
         ctx.rest = x.shape, group, gradient_dtype, wgrad, weight.dtype
         return _rows_last(y, (*x.shape[:-2], x.shape[-2] // group.size(), weight.shape[0]))
