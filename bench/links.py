@@ -15,7 +15,7 @@ megatron and cce: Liger's tensor-parallel losses over hidden states and over log
 bf16 with torch.compile, torchao's float8 with its FP8 all-gather likewise; Fp8Linear with weights gathered in bf16 and as codes;
 gathered bytes in peak_bytes. tp: two linear layers of an MLP, cut by columns and by rows, forward and backward: Fp8Linears, as many
 products without a transfer (ridge-local), torch's in bf16 compiled, torch-async with products and transfers in one (async TP).
-ridge-16: over a group whose transfers take 16 CTAs at most and go first; -graph: a step as a CUDA graph; ridge-host: as many calls of
+ridge-16: over a group whose transfers take 16 CTAs at most and go first; ridge-copy: by copy engine; -graph: a step as a CUDA graph; ridge-host: as many calls of
 layers of 256, which is what the host takes. --trace: a timeline of a step of each of ridge's, by PyTorch's profiler.
 model: what 8, 64 and 10000 GPUs would do, from the latency and bandwidth that `links` has measured in this run.
 NVLink multicast stays off.
@@ -407,10 +407,13 @@ def pair_of(provider, hidden, inner, n, mesh):
 
 def tp(args, n, record):
     from torch.distributed.device_mesh import DeviceMesh
-    every = ("ridge-1", "ridge-local", "ridge-host", "ridge", "ridge-8", "ridge-16", "ridge-24", "torch", "torch-async")
+    every = ("ridge-1", "ridge-local", "ridge-host", "ridge", "ridge-16", "ridge-24", "ridge-copy", "torch", "torch-async")
     every = args.providers.split(",") if args.providers else every if CUDA else every[:4]
-    meshes = {name: DeviceMesh.from_group(group_of(int(name[6:]) if name[6:].isdigit() and name != "ridge-1" else 0), DEVICE)
-              for name in every}
+    meshes = {name: DeviceMesh.from_group(dist.new_group() if name == "ridge-copy" else group_of(
+        int(name[6:]) if name[6:].isdigit() and name != "ridge-1" else 0), DEVICE) for name in every}
+    if "ridge-copy" in meshes and CUDA:
+        import ridge.torch.distributed as D
+        D.copy_engine(meshes["ridge-copy"].get_group())
     widths = [w for i, w in enumerate(((4096, 14336), (8192, 28672))) if str(i) in args.shapes.split(",")]
     for hidden, inner in ((256, 256 * n),) if args.small else widths:
         for provider in every:
@@ -437,7 +440,7 @@ def tp(args, n, record):
             try:
                 write(provider, timed(step, 3 if args.small else 20))
                 if CUDA and provider.startswith("ridge") and not whole:
-                    if provider in ("ridge", "ridge-16"):
+                    if provider in ("ridge-16", "ridge-copy"):
                         traced(args, f"pair-{width[0]}-{provider}", step)
                     write(provider + "-graph", timed(captured(step), 3 if args.small else 20))
             except Exception as error:  # of a rival, on every rank

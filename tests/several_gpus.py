@@ -4,7 +4,7 @@
         [--lib libridge.so]
 
 layers: tensor-parallel Fp8Linears against one device's layers: the bits of y and dW of one cut by columns, of dX and dW of one cut by
-rows, with and without products that leave multiprocessors to NCCL. problems: loss and gradients of the slices against one device's op: whole and sharded rows, mean and sum, options, dtypes, uneven slices;
+rows, with and without products that leave multiprocessors to NCCL, and by copy engine. problems: loss and gradients of the slices against one device's op: whole and sharded rows, mean and sum, options, dtypes, uneven slices;
 the same bits on all ranks and in a second run. steps: one training step again and again, every result held against the first one's bits
 on the device. replays: the same from a CUDA graph. failures: a rank is killed, stopped, or takes no turn in a step of its own choice:
 every other rank must get an error within the group's deadline (--deadline, four seconds) and two more, and none may hang; the processes
@@ -95,8 +95,13 @@ def problems(rank, n, R, D, device, args):
 
 
 def mesh_with(ctas, n, device):
-    """A mesh of all ranks; with NCCL of a group that takes at most so many multiprocessors."""
-    if not CUDA or not ctas:
+    """A mesh of all ranks; with NCCL of a group that takes at most so many multiprocessors, or none (0)."""
+    if CUDA and ctas == 0:
+        import ridge.torch.distributed as D
+        mesh = torch.distributed.device_mesh.DeviceMesh.from_group(dist.new_group(), "cuda")
+        D.copy_engine(mesh.get_group())
+        return mesh
+    if not CUDA or ctas is None:
         return torch.distributed.device_mesh.init_device_mesh(device.split(":")[0], (n,))
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options.config.max_ctas, options.config.cga_cluster_size = ctas, 2
@@ -106,6 +111,7 @@ def mesh_with(ctas, n, device):
 def layers(rank, n, R, D, device, args):
     """(passed, failed)"""
     from torch.distributed.tensor.parallel import parallelize_module
+    from ridge.torch import _parallel
     tokens, hidden, inner = (2048, 1024, 2048) if CUDA else (128, 256, 128)  # of a rank
     torch.manual_seed(1)
     x, dh, dy = (torch.randn(n * tokens, cols).to(device, torch.bfloat16) for cols in (hidden, n * inner, hidden))
@@ -119,7 +125,8 @@ def layers(rank, n, R, D, device, args):
         y.backward(dh)
         z.backward(dy)
         rows, cols = slice(rank * tokens, (rank + 1) * tokens), slice(rank * inner, (rank + 1) * inner)
-        for ctas in (None, 4, 16):
+        for ctas, of_cta in ((None, 6e9), (4, 6e9), (16, 6e10), (0, 6e9)):  # so fast that a product is cut; by copy engine
+            _parallel._OF_CTA = of_cta
             torch.manual_seed(2)
             with torch.device(device):
                 mine = torch.nn.ModuleDict({"up": R.Fp8Linear(hidden, n * inner, wgrad=wgrad),

@@ -14,7 +14,7 @@ from .. import _ops as ops
 from .._core import ArgumentError
 from . import _library as L
 from ._arrays import Arrays, Beside, dtype_number
-from ._collectives import gathering_both, trading
+from ._collectives import by_copies, empty_parts, gathering_both, trading
 from ._functions import _once
 
 _on_tensors = Arrays()
@@ -24,7 +24,9 @@ _beside = weakref.WeakKeyDictionary()  # group -> Arrays of what runs beside its
 
 
 def _beside_transfers(group):
-    """NCCL takes up to max_ctas multiprocessors, where the group was made with such a limit."""
+    """NCCL takes up to max_ctas multiprocessors, where the group was made with such a limit; copy engines take none."""
+    if by_copies(group):
+        return _on_tensors
     found = _beside.get(group)
     if found is None:
         try:
@@ -98,13 +100,13 @@ def _product_of_all(q, s, group, codes, weight, dtype, bias=None, more=None):
     """q [rows, k] with scales s [k/128, rows] of all ranks times b: [ranks * rows, n]. Beside the transfer weight() gives b and its
     scales, and this rank's own rows are multiplied if they are many. more() begins another transfer of as many bytes, which goes on
     to the end."""
-    both, xp = gathering_both(q.view(torch.uint8), s, group), _beside_transfers(group)
+    rank, rows, scales = group.rank(), q.shape[0], "row128_blk128"
+    alone = rows >= _LEAST or group.size() == 1
+    both, xp = gathering_both(q.view(torch.uint8), s, group, not alone), _beside_transfers(group)
     if more:
         more()
     b, t = weight()
-    rank, rows, scales = group.rank(), q.shape[0], "row128_blk128"
     y = torch.empty(group.size() * rows, b.shape[0], dtype=dtype, device=q.device)
-    alone = rows >= _LEAST or group.size() == 1
     if alone:
         _gemm_beside(q.view(codes), s, b, t, scales, dtype, group, (2 if more else 1) * (group.size() - 1) * q.numel(), bias,
                      y[rank * rows:(rank + 1) * rows])
@@ -121,7 +123,7 @@ def _sum_of_products(q, s, b, t, dtype, group, beside=0):
     multiplied first, beside a transfer of so many bytes, and travels beside the product of this rank's own rows."""
     n, rank, scales = group.size(), group.rank(), "row128_blk128"
     rows = q.shape[0] // n
-    partial = torch.empty(n, rows, b.shape[0], dtype=dtype, device=q.device)
+    partial = empty_parts(group, n, rows, b.shape[0], q, dtype)
     if rows < _LEAST or n == 1:
         _gemm(q, s, b, t, scales, dtype, None, partial.flatten(0, 1))
         parts, wait = (partial, lambda: None) if n == 1 else trading(partial, group)

@@ -29,7 +29,7 @@ from .._core import ArgumentError, Error
 from . import _library as L
 from . import _loss_inputs, _of_mask, _pair
 from ._arrays import Arrays, Fakes, compiling, plain, same_device, tensors
-from ._collectives import PeerError, gathered, gathering, gathering_both, transposing
+from ._collectives import PeerError, copy_engine, gathered, gathering, gathering_both, transposing
 from ._fsdp import gather_fp8, ordered_reduce
 from ._functions import _once, given_away
 from ._parallel import Column, Row
@@ -38,7 +38,7 @@ from ._sliced import sample as sample_of_slices
 from ._sliced import topk as top_of_slices
 from .nn import Fp8Linear
 
-__all__ = ["Fp8ColwiseParallel", "Fp8RowwiseParallel", "PeerError", "VocabParallelHead", "gather_fp8", "linear_cross_entropy", "linear_logprobs",
+__all__ = ["Fp8ColwiseParallel", "Fp8RowwiseParallel", "PeerError", "VocabParallelHead", "copy_engine", "gather_fp8", "linear_cross_entropy", "linear_logprobs",
            "linear_sample", "linear_topk", "ordered_reduce"]
 _on_tensors = Arrays()
 _MESSAGE = 2048  # bytes of what a rank says of its call
