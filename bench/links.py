@@ -100,6 +100,12 @@ def traced(args, name, step):
 
 timed.once = False
 
+
+def asked(args, providers):
+    """Those of the providers that --providers names, or all."""
+    return [name for name in providers if not args.providers or name in args.providers.split(",")]
+
+
 # ----------------------------------------------------------------------------------------------------------------- links
 
 
@@ -220,9 +226,9 @@ def loss(args, n, record):
         }
         flops = 2e-6 * tokens * hidden * vocab
         want = None
-        if args.providers:
-            calls = {name: call for name, call in calls.items() if name.split()[0] in args.providers.split(",")}
         for name, call in calls.items():
+            if not asked(args, (name.split()[0],)):
+                continue
             provider, _, rows = name.partition(" ")
             where = f"{problem} ranks={n if rows else 1}" + (f" rows={rows}" if rows else "")
             value = call().item()
@@ -240,17 +246,14 @@ def loss(args, n, record):
                 del replay
         x.grad = w.grad = part.grad = mine.grad = None
         plain, plain_w = x.detach(), part.detach()
-        def asked(name):
-            return not args.providers or name in args.providers.split(",")
-
-        if asked("vocab-parallel"):
+        if asked(args, ("vocab-parallel",)):
             us = timed(lambda: parallel_torch(plain, plain_w, t, first), 3 if args.small else 8)
             record("linear_ce_train", f"{problem} ranks={n} rows=whole", "vocab-parallel", us, tflops=3 * flops / us[0])
-        for name, call in rivals(x, part, t, vocab).items() if vocab % n == 0 else ():
-            if not asked(name):
-                continue
+        others = rivals(x, part, t, vocab) if vocab % n == 0 else {}
+        for name in asked(args, others):
+            call = others[name]
             try:
-                off = abs(call().item() - want) / want
+                off = abs(call().item() - want) / want if want else 0.0
                 us = timed(lambda: step(call), 3 if args.small else 5)
                 record("linear_ce_train", f"{problem} ranks={n} rows=whole", name, us, tflops=3 * flops / us[0], err=off)
             except Exception as error:  # not here, or no memory: on every rank
@@ -337,7 +340,7 @@ def fsdp(args, n, record):
     hidden, inner, layers = (256, 256 * n, 2) if args.small else (4096, 14336, 6)
     mesh = torch.distributed.device_mesh.init_device_mesh(DEVICE, (n,))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    for provider in args.providers.split(",") if args.providers else ("torch", "torchao", "ridge-bf16-gather", "ridge", "ridge-ordered"):
+    for provider in asked(args, ("torch", "torchao", "ridge-bf16-gather", "ridge", "ridge-ordered")):
         torch.manual_seed(0)
         theirs = provider.startswith("torch")
         with torch.device(DEVICE):
@@ -408,7 +411,7 @@ def pair_of(provider, hidden, inner, n, mesh):
 def tp(args, n, record):
     from torch.distributed.device_mesh import DeviceMesh
     every = ("ridge-1", "ridge-local", "ridge-host", "ridge", "ridge-16", "ridge-24", "ridge-copy", "torch", "torch-async")
-    every = args.providers.split(",") if args.providers else every if CUDA else every[:4]
+    every = asked(args, every if CUDA else every[:4])
     meshes = {name: DeviceMesh.from_group(dist.new_group() if name == "ridge-copy" else group_of(
         int(name[6:]) if name[6:].isdigit() and name != "ridge-1" else 0), DEVICE) for name in every}
     if "ridge-copy" in meshes and CUDA:

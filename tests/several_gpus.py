@@ -108,8 +108,8 @@ def mesh_with(ctas, n, device):
     return torch.distributed.device_mesh.DeviceMesh.from_group(dist.new_group(pg_options=options), "cuda")
 
 
-def layers(rank, n, R, D, device, args):
-    """(passed, failed)"""
+def layers(rank, n, R, D, device, args, groups=((None, 6e9), (4, 6e9), (16, 6e10))):
+    """(passed, failed); of groups with so many CTAs, which bring so many bytes a second each: 6e10, so that products are cut."""
     from torch.distributed.tensor.parallel import parallelize_module
     from ridge.torch import _parallel
     tokens, hidden, inner = (2048, 1024, 2048) if CUDA else (128, 256, 128)  # of a rank
@@ -125,8 +125,7 @@ def layers(rank, n, R, D, device, args):
         y.backward(dh)
         z.backward(dy)
         rows, cols = slice(rank * tokens, (rank + 1) * tokens), slice(rank * inner, (rank + 1) * inner)
-        for ctas, of_cta in ((None, 6e9), (4, 6e9), (16, 6e10), (0, 6e9)):  # so fast that a product is cut; by copy engine
-            _parallel._OF_CTA = of_cta
+        for ctas, _parallel._OF_CTA in groups:
             torch.manual_seed(2)
             with torch.device(device):
                 mine = torch.nn.ModuleDict({"up": R.Fp8Linear(hidden, n * inner, wgrad=wgrad),
@@ -150,6 +149,10 @@ def layers(rank, n, R, D, device, args):
                 print(f"rank {rank}: layers {wgrad} {ctas}: {fine}", flush=True)
             good, bad = good + all(fine), bad + (not all(fine))
     return good, bad
+
+
+def layers_by_copy_engine(rank, n, R, D, device, args):
+    return layers(rank, n, R, D, device, args, ((0, 6e9),)) if CUDA else (0, 0)
 
 
 def soak(rank, n, R, D, device, args):
@@ -201,7 +204,7 @@ def soak(rank, n, R, D, device, args):
 def steady(rank, n, port, args):
     R, D, device = open_rank(rank, n, port, 120)
     good, bad = 0, 0
-    for part in (problems, layers, soak):
+    for part in (problems, soak, layers, layers_by_copy_engine):
         try:
             a, b = part(rank, n, R, D, device, args)
         except Exception:
@@ -389,7 +392,7 @@ def free_port(number=0):
 def share(first, until, pipe, folder, args):
     """Every --together-th failure from the first; a line "number fine replaced" for each."""
     crew = Crew(args.ranks, folder, args)
-    for number in range(first, args.failures, args.together):
+    for number in range(args.first + first, args.failures, args.together):
         if time.monotonic() > until:
             break
         fine = crew.fail(number * args.every)
@@ -420,6 +423,7 @@ def main():
     parser.add_argument("--steps", type=int, default=10000)
     parser.add_argument("--replays", type=int, default=1000)
     parser.add_argument("--failures", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="the first failure")
     parser.add_argument("--every", type=int, default=1, help="only every such failure: they come by rank, then by kind")
     parser.add_argument("--together", type=int, default=1, help="failures side by side")
     parser.add_argument("--deadline", type=float, default=4, help="of a group whose rank fails, in seconds")
