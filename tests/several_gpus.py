@@ -5,7 +5,8 @@
 
 layers: tensor-parallel Fp8Linears against one device's layers: the bits of y and dW of one cut by columns, of dX and dW of one cut by
 rows, with and without products that leave multiprocessors to NCCL, and by copy engine. problems: loss and gradients of the slices against one device's op: whole and sharded rows, mean and sum, options, dtypes, uneven slices;
-the same bits on all ranks and in a second run. steps: one training step again and again, every result held against the first one's bits
+the same bits on all ranks and in a second run. gathers: Fp8Linears
+whose weights FSDP2 gathers as codes, cut at blocks, within them and with ranks that have no row, against weights gathered as they are. steps: one training step again and again, every result held against the first one's bits
 on the device. replays: the same from a CUDA graph. failures: a rank is killed, stopped, or takes no turn in a step of its own choice:
 every other rank must get an error within the group's deadline (--deadline, four seconds) and two more, and none may hang; the processes
 that are left then make a new group for the next failure. Ends with "N passed, N failed".
@@ -155,6 +156,33 @@ def layers_by_copy_engine(rank, n, R, D, device, args):
     return layers(rank, n, R, D, device, args, ((0, 6e9),)) if CUDA else (0, 0)
 
 
+def gathers(rank, n, R, D, device, args):
+    """(passed, failed): a layer of so many rows, whose weight FSDP2 gathers as codes or as it is."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh = torch.distributed.device_mesh.init_device_mesh(device.split(":")[0], (n,))
+    good = bad = 0
+    for rows in (256 * n, 96 * n, 300 * n, 90 * n + 1, 128 * n - 1, 1, 515):
+        runs = []
+        for coded in (False, True, True):
+            torch.manual_seed(rows)
+            layer, x = R.Fp8Linear(512, rows), torch.randn(256, 512)
+            layer, x = layer.to(device), x.to(device, torch.bfloat16).requires_grad_()
+            if coded:
+                D.gather_fp8(layer)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+            for _ in range(2):  # the second time FSDP2 gathers into memory of the first
+                x.grad = None
+                y = layer(x)
+                (y.float() ** 2).mean().backward()
+            runs.append([y.detach(), x.grad, *(p.grad.to_local() for p in layer.parameters())])
+        fine = all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*runs))
+        if not fine:
+            print(f"rank {rank}: gather of {rows} rows: {[torch.equal(a, b) for a, b in zip(*runs[:2])]}", flush=True)
+        good, bad = good + fine, bad + (not fine)
+    return good, bad
+
+
 def soak(rank, n, R, D, device, args):
     """A step again and again, and from a graph: (passed, failed), of runs of all ranks."""
     tokens, hidden, vocab = (512, 512, 8192) if CUDA else (16, 64, 200)
@@ -204,7 +232,7 @@ def soak(rank, n, R, D, device, args):
 def steady(rank, n, port, args):
     R, D, device = open_rank(rank, n, port, 120)
     good, bad = 0, 0
-    for part in (problems, soak, layers, layers_by_copy_engine):
+    for part in (problems, soak, gathers, layers, layers_by_copy_engine):
         try:
             a, b = part(rank, n, R, D, device, args)
         except Exception:

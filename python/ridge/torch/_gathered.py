@@ -1,6 +1,6 @@
 """_gathered.py: weights of Fp8Linear that FSDP2 gathers as FP8 codes: what the rank's shard is, what the gathered weight is, and
 the products with it."""
-import warnings
+import functools
 
 import torch
 
@@ -50,105 +50,95 @@ class ShardWeight(torch.Tensor):
         return torch.utils._pytree.tree_map_only(torch.Tensor, cls, out)
 
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
-        """(codes, scales) of the shard; the shard itself where the ranks have not as many rows each."""
+        """(codes, scales) of the shard; codes alone where ranks cut through blocks: the ranks have told each other the scales then."""
         t = self.inner.to(mp_policy.param_dtype or self.inner.dtype)
-        if outer_size[0] % mesh.size():
-            _say_once(outer_size, mesh.size())
-            rows = -(-outer_size[0] // mesh.size())
-            if t.shape[0] < rows:  # FSDP2 gathers padded shards, and takes nothing beside them
-                t = torch.cat((t, t.new_zeros(rows - t.shape[0], *t.shape[1:])))
-            return (t.contiguous(),), None
         cut = _Cut(outer_size[0], mesh.size(), mesh.get_local_rank())
-        codes, scales = _quantised_part(t, cut, mesh.get_group()) if cut.rows % 128 else _codes_of(t)
-        return (codes.view(torch.uint8).contiguous(), scales.contiguous()), cut
+        if cut.whole:
+            codes, scales = _codes_of(t)
+            return (codes.view(torch.uint8).contiguous(), scales.contiguous()), cut
+        codes, cut.scales = _quantised_part(t, cut, mesh.get_group())
+        return (codes,), cut  # FSDP2 takes nothing beside shards that are padded
 
     def fsdp_post_all_gather(self, outputs, cut, param_dtype, *, out=None):
-        tables = cut and cut.rows % 128
         if out is not None:  # the memory of the first time, which FSDP2 has filled again
-            if tables:
-                out.scales.copy_(outputs[1].index_select(0, cut.tables(outputs[1].device)))
+            if not cut.whole:
+                out.scales.copy_(cut.scales)
             return None
-        if cut is None:
-            return outputs[0], outputs
-        scales = outputs[1].index_select(0, cut.tables(outputs[1].device)) if tables else outputs[1]
-        return GatheredWeight(outputs[0], scales, param_dtype), outputs
+        return GatheredWeight(outputs[0][:cut.total], outputs[1] if cut.whole else cut.scales, param_dtype), outputs
 
 
-_said = set()
-
-
-def _say_once(size, ranks):
-    if (tuple(size), ranks) not in _said:
-        _said.add((tuple(size), ranks))
-        warnings.warn(f"ridge: gather_fp8: the rows of a weight of {list(size)} are no multiple of {ranks} ranks: it is gathered as it is",
-                      stacklevel=2)
+@functools.lru_cache(1024)
+def _tables(total, ranks, device):
+    """For blocks that ranks cut through: [blocks, parts], of all ranks' heads and tails those that are its parts, or the row of zeros
+    behind them. For every block: the row with its scales among those of such blocks and the ranks' whole blocks behind them."""
+    parts, whole, per_rank = {}, {}, -(-total // ranks) // 128
+    for r in range(ranks):
+        first, end, head, tail = _Cut(total, ranks, r).span()
+        for k, (block, rows) in enumerate(((first // 128, head), (end // 128, tail))):
+            if rows:
+                parts.setdefault(block, []).append(2 * r + k)
+        begin = -(-first // 128)
+        whole |= {begin + i: r * per_rank + i for i in range((end - tail - first - head) // 128)}
+    most = max(len(rows) for rows in parts.values())
+    of_parts = [rows + [2 * ranks] * (most - len(rows)) for _, rows in sorted(parts.items())]
+    place = {block: i for i, block in enumerate(sorted(parts))}
+    of_blocks = [place[block] if block in place else len(place) + whole[block] for block in range(-(-total // 128))]
+    return torch.tensor(of_parts, device=device), torch.tensor(of_blocks, device=device), place
 
 
 class _Cut:
-    """A weight of whose rows each rank has as many, which may be a part of a block of 128."""
+    """The rows of a weight that a rank has, as FSDP2 cuts them: ceil(total/ranks) each, the last ranks fewer or none."""
 
     def __init__(self, total, ranks, rank):
-        self.total, self.ranks, self.rank, self.rows, self._tables = total, ranks, rank, total // ranks, None
+        self.total, self.ranks, self.rank, self.rows, self.scales = total, ranks, rank, -(-total // ranks), None
+        self.whole = total == self.rows * ranks and self.rows % 128 == 0
 
-    def parts(self, rank):
-        """The blocks that begin or end on another rank: of rank's first rows, and of its last; -1 where there is none."""
-        first, end = rank * self.rows, (rank + 1) * self.rows
-        return first // 128 if first % 128 else -1, end // 128 if end % 128 else -1
-
-    def tables(self, device):
-        """The row of the gathered tables that has the scales of each block: that of the rank with its first row."""
-        if self._tables is None:
-            of = [(block * 128) // self.rows for block in range(-(-self.total // 128))]
-            self._tables = torch.tensor([r * self.table_rows() + block - r * self.rows // 128 for block, r in enumerate(of)], device=device)
-        return self._tables
-
-    def table_rows(self):
-        return self.rows // 128 + 2
+    def span(self):
+        """(first, end, rows of a block that begins on another rank, rows of one that ends there or is the last one and not whole)"""
+        first = min(self.total, self.rank * self.rows)
+        end = min(self.total, first + self.rows)
+        head = min(-first % 128, end - first)
+        return first, end, head, end - max(first + head, end // 128 * 128)
 
 
-def _codes_of(t):
-    return ops.quantize_fp8(_on_tensors, t, "blk128", A.E4M3, False, 0.0, None, False)[:2]
+def _codes_of(t, form="blk128"):
+    return ops.quantize_fp8(_on_tensors, t, form, A.E4M3, False, 0.0, None, False)[:2]
 
 
 def _largest(t):
     """Of the columns of each block, [1, ceil(cols/128)]; 0 of no rows."""
     columns = torch.nn.functional.pad(t.abs().amax(0, keepdim=True) if len(t) else t.new_zeros(1, t.shape[1]), (0, -t.shape[1] % 128))
-    return columns.view(1, -1, 128).amax(2)
+    return columns.view(1, -1, 128).amax(2).float()
+
+
+def _spread(largest, like):
+    """[blocks, cols]: the largest magnitudes [blocks, ceil(cols/128)] in the first of 128 columns each, zeros behind."""
+    rows = like.new_zeros(largest.shape[0], largest.shape[1] * 128)
+    rows[:, ::128] = largest
+    return rows[:, :like.shape[1]]
 
 
 def _quantised_part(t, cut, group):
-    """Codes [rows, cols] of a shard that cuts through blocks of 128 rows, and the scales of the blocks, zeros behind them. The ranks
-    tell each other the largest magnitudes of their parts of such blocks, which a part then has in a row of its own while it is
-    quantised: so its codes and scales are those of the whole block."""
-    first, end = cut.rank * cut.rows, (cut.rank + 1) * cut.rows
-    head = min(-first % 128, cut.rows)  # rows of a block that begins on another rank
-    tail = end - max(first + head, end // 128 * 128)  # of one that ends there
-    parts = torch.cat((_largest(t[:head] if head else t[:0]), _largest(t[len(t) - tail:] if tail else t[:head])))
-    every = gathered(parts.contiguous(), group)
+    """Codes [ceil(rows/ranks), cols] of a shard that cuts through blocks of 128 rows, zeros behind them, and the scales of all blocks
+    of the weight. The ranks tell each other the scales of their whole blocks and the largest magnitudes of their parts of others; a
+    part has those of the whole block in a row of its own while it is quantised: so it gets the codes of the whole block."""
+    first, end, head, tail = cut.span()
+    count, blocks = end - first, cut.rows // 128
+    of_parts, of_blocks, place = _tables(cut.total, cut.ranks, t.device)
     codes = torch.zeros(cut.rows, t.shape[1], dtype=torch.uint8, device=t.device)
-    scales = torch.zeros(cut.table_rows(), parts.shape[1], dtype=torch.float32, device=t.device)
-
-    def put(a, b, largest):
-        """Quantises rows a to b."""
-        if a == b:
-            return
-        x = t[a:b]
-        if largest is not None:
-            more = torch.zeros(1, largest.shape[0] * 128, dtype=t.dtype, device=t.device)
-            more[0, ::128] = largest
-            x = torch.cat((x, more[:, :t.shape[1]]))
-        q, s = _codes_of(x)
-        codes[a:b] = q.view(torch.uint8)[:b - a]
-        at = (first + a) // 128 - first // 128
-        scales[at:at + s.shape[0]] = s
-
-    def of_block(block):
-        return torch.stack([every[r, k] for r in range(cut.ranks) for k in range(2) if cut.parts(r)[k] == block]).amax(0)
-
-    put(0, head, of_block(first // 128) if head else None)
-    put(head, cut.rows - tail, None)
-    put(cut.rows - tail, cut.rows, of_block(end // 128) if tail else None)
-    return codes, scales
+    mine = torch.zeros(2 + blocks, -(-t.shape[1] // 128), dtype=torch.float32, device=t.device)
+    mine[0], mine[1] = _largest(t[:head])[0], _largest(t[count - tail:])[0]
+    if head + tail < count:
+        q, s = _codes_of(t[head:count - tail])
+        codes[head:count - tail], mine[2:2 + s.shape[0]] = q.view(torch.uint8), s
+    every = gathered(mine, group)
+    largest = torch.cat((every[:, :2].flatten(0, 1), every.new_zeros(1, mine.shape[1])))[of_parts].amax(1)
+    scales = torch.cat((_codes_of(_spread(largest, t), "row128")[1].t(), every[:, 2:].flatten(0, 1)))[of_blocks]
+    for a, b, block in ((0, head, first // 128), (count - tail, count, end // 128)):
+        if a < b:
+            q, _ = _codes_of(torch.cat((t[a:b], _spread(largest[place[block]][None], t))))
+            codes[a:b] = q.view(torch.uint8)[:b - a]
+    return codes, scales.contiguous()
 
 
 class GatheredWeight(torch.Tensor):
