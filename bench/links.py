@@ -202,7 +202,9 @@ def parallel_torch(x, w, t, first):
 def loss(args, n, record):
     import ridge.torch as R
     import ridge.torch.distributed as D
-    rank, few = dist.get_rank(), group_of(16)
+    rank, few, copied = dist.get_rank(), group_of(16), dist.new_group()
+    if CUDA:
+        D.copy_engine(copied)
     for tokens, hidden, vocab in SMALL if args.small else [SHAPES[int(i)] for i in args.shapes.split(",")]:
         torch.manual_seed(0)
         problem = f"tokens={tokens} hidden={hidden} vocab={vocab}"
@@ -222,6 +224,7 @@ def loss(args, n, record):
             "ridge whole": lambda: D.linear_cross_entropy(x, part, t, group=dist.group.WORLD),
             "ridge sharded": lambda: D.linear_cross_entropy(mine, part, mine_t, group=dist.group.WORLD, rows="sharded"),
             "ridge-16 whole": lambda: D.linear_cross_entropy(x, part, t, group=few),
+            "ridge-copy whole": lambda: D.linear_cross_entropy(x, part, t, group=copied),
             "ridge-recompute whole": lambda: D.linear_cross_entropy(x, part, t, group=dist.group.WORLD, recompute=True),
         }
         flops = 2e-6 * tokens * hidden * vocab
@@ -238,11 +241,11 @@ def loss(args, n, record):
             with torch.no_grad():
                 us = timed(call, 3 if args.small else 8)
             record("linear_ce_eval", where, provider, us, tflops=flops / us[0])
-            if CUDA and rows and provider == "ridge":
-                traced(args, f"loss-{tokens}-{hidden}-{rows}", lambda: step(call))
+            if CUDA and rows and provider in ("ridge", "ridge-copy"):
+                traced(args, f"loss-{tokens}-{hidden}-{rows}-{provider}", lambda: step(call))
                 replay = captured(lambda: step(call))
                 us = timed(replay, 3 if args.small else 8)
-                record("linear_ce_train", where, "ridge-graph", us, tflops=3 * flops / us[0])
+                record("linear_ce_train", where, provider + "-graph", us, tflops=3 * flops / us[0])
                 del replay
         x.grad = w.grad = part.grad = mine.grad = None
         plain, plain_w = x.detach(), part.detach()

@@ -152,8 +152,22 @@ def layers(rank, n, R, D, device, args, groups=((None, 6e9), (4, 6e9), (16, 6e10
     return good, bad
 
 
-def layers_by_copy_engine(rank, n, R, D, device, args):
-    return layers(rank, n, R, D, device, args, ((0, 6e9),)) if CUDA else (0, 0)
+def by_copy_engine(rank, n, R, D, device, args):
+    """The layers, and the loss, which keeps its bits: (passed, failed)."""
+    if not CUDA:
+        return 0, 0
+    good, bad = layers(rank, n, R, D, device, args, ((0, 6e9),))
+    group = mesh_with(0, n, device).get_group()
+    for tokens, hidden, vocab in ((1024, 512, 9000 * n), (777, 1024, 20001 * n)):
+        x, w, t = operands(tokens, hidden, vocab, torch.bfloat16, device)
+        first, count = D._part(vocab, n, rank)
+        runs = [run(lambda x, w: D.linear_cross_entropy(x, w, t, group=g), x, w[first:first + count])
+                for g in (dist.group.WORLD, *[group] * 5)]
+        fine = all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other))
+        if not fine:
+            print(f"rank {rank}: loss by copy engine: {[[torch.equal(a, b) for a, b in zip(runs[0], o)] for o in runs]}", flush=True)
+        good, bad = good + fine, bad + (not fine)
+    return good, bad
 
 
 def gathers(rank, n, R, D, device, args):
@@ -232,7 +246,7 @@ def soak(rank, n, R, D, device, args):
 def steady(rank, n, port, args):
     R, D, device = open_rank(rank, n, port, 120)
     good, bad = 0, 0
-    for part in (problems, soak, gathers, layers, layers_by_copy_engine):
+    for part in (problems, soak, gathers, layers, by_copy_engine):
         try:
             a, b = part(rank, n, R, D, device, args)
         except Exception:

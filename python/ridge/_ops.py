@@ -701,11 +701,12 @@ def linear_ce_backward(p, lse, dloss, want_dx, want_dw, want_dbias, dw_dtype=Non
 
 
 class CePhases:
-    """linear_ce_train of a slice in three launches, between which lse [tokens] is filled in; begin writes record."""
+    """linear_ce_train of a slice in three launches, between which lse [tokens] is filled in; begin writes record. dx: where it goes."""
 
-    def __init__(self, p, record, lse, want_dx, want_dw, want_dbias, dw_dtype=None):
+    def __init__(self, p, record, lse, want_dx, want_dw, want_dbias, dw_dtype=None, dx=None):
         self.p = p
-        self.dx, self.dw, self.dbias = p.gradients(want_dx, want_dw, want_dbias, dw_dtype)
+        self.dx, self.dw, self.dbias = p.gradients(want_dx and dx is None, want_dw, want_dbias, dw_dtype)
+        self.dx = self.dx if dx is None else dx
         operands = dict(zip(("x", "w", "target"), (p.head[:3], p.head[3:6], p.head[6:9])), bias=p.some(p.bias),
                         class_weight=p.some(p.class_weight), lse=p.some(lse), record=p.some(record), dx=p.some(self.dx),
                         dw=p.some(self.dw), dbias=p.some(self.dbias))

@@ -43,6 +43,32 @@ def mine(t, rank, n):
     return t.chunk(n)[rank] if rank < len(t.chunk(n)) else t[:0]
 
 
+class Files(_collectives.Copies):
+    """copy_engine's transfers with files that all ranks have mapped in place of symmetric memory."""
+
+    def __init__(self, group):
+        self.group, self.rings, self.folder = group, {}, os.path.dirname(sys.stdout.name)
+
+    def room(self, bytes_, device):
+        files = self.rings.setdefault(bytes_, [f"{self.folder}/{bytes_}-{i}" for i in range(3)])
+        files.append(files.pop(0))
+
+        class Handle:
+            @staticmethod
+            def get_buffer(rank, shape, dtype, first=0):
+                whole = torch.from_file(f"{file}-{rank}", shared=True, size=bytes_, dtype=torch.uint8)
+                return whole.view(dtype)[first:first + torch.Size(shape).numel()].view(shape)
+
+        file, self.last = files[-1], Handle
+        return Handle.get_buffer(self.group.rank(), (bytes_,), torch.uint8), Handle
+
+    def copying(self, handle, pairs):
+        dist.barrier()
+        for theirs, mine in pairs:
+            mine.copy_(theirs)
+        return lambda: None
+
+
 def against_one(rank, n, x, w, t, bias, class_weight, rows, reduction, tolerance, **options):
     """Loss and gradients of the slices against those of one process; in two runs, with the same bits."""
     leaves, one = [v.clone().requires_grad_() for v in (x, w, bias)], {k: v for k, v in options.items() if k != "recompute"}
@@ -51,13 +77,16 @@ def against_one(rank, n, x, w, t, bias, class_weight, rows, reduction, tolerance
     want.backward(dloss)
     part = (lambda v: mine(v, rank, n)) if rows == "sharded" else (lambda v: v)
     got = []
-    for D._HIDDEN in (2600, 1):  # 1: parts of all rows of dx travel, and the sum is made on every rank
+    for D._HIDDEN, files in ((2600, False), (1, False), (1, True)):  # 1: parts of all rows of dx travel, every rank adds them
+        if files:
+            _collectives._copies[dist.group.WORLD] = Files(dist.group.WORLD)
         X, W, b = (v.clone().requires_grad_() for v in (part(x), mine(w, rank, n), mine(bias, rank, n)))
         loss = D.linear_cross_entropy(X, W, part(t), b, class_weight, group=dist.group.WORLD, rows=rows, reduction=reduction, **options)
         loss.backward(part(dloss) if reduction == "none" else dloss)
         got.append((loss.detach(), X.grad, W.grad, b.grad))
     D._HIDDEN = 2600
-    assert all(torch.equal(a, b) for a, b in zip(*got)), "other bits in the second run"
+    _collectives._copies.clear()
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*got)), "other bits in another run"
     loss, dx, dw, db = got[0]
     near(loss, part(want.detach()) if reduction == "none" else want.detach(), 1e-6)
     for ours, ref in ((dx, part(leaves[0].grad)), (dw, mine(leaves[1].grad, rank, n)), (db, mine(leaves[2].grad, rank, n))):
@@ -368,32 +397,6 @@ def check_weights_gathered_as_codes_give_the_bits_of_gathered_weights(rank, n):
     assert count[1] <= count[0] * (1 - 0.494 * of_codes), count
     with pytest.raises(ridge.ArgumentError, match="no Fp8Linear with a plain weight here"):
         D.gather_fp8(model)
-
-
-class Files(_collectives.Copies):
-    """copy_engine's transfers with files that all ranks have mapped in place of symmetric memory."""
-
-    def __init__(self, group):
-        self.group, self.rings, self.folder = group, {}, os.path.dirname(sys.stdout.name)
-
-    def room(self, bytes_, device):
-        files = self.rings.setdefault(bytes_, [f"{self.folder}/{bytes_}-{i}" for i in range(3)])
-        files.append(files.pop(0))
-
-        class Handle:
-            @staticmethod
-            def get_buffer(rank, shape, dtype, first=0):
-                whole = torch.from_file(f"{file}-{rank}", shared=True, size=bytes_, dtype=torch.uint8)
-                return whole.view(dtype)[first:first + torch.Size(shape).numel()].view(shape)
-
-        file, self.last = files[-1], Handle
-        return Handle.get_buffer(self.group.rank(), (bytes_,), torch.uint8), Handle
-
-    def copying(self, handle, pairs):
-        dist.barrier()
-        for theirs, mine in pairs:
-            mine.copy_(theirs)
-        return lambda: None
 
 
 def check_a_column_and_a_row_give_one_process_s_layers(rank, n):

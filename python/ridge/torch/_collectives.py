@@ -110,10 +110,22 @@ class Copies:
         others = [(rank + other) % n for other in range(1, n)]
         return out, self.copying(self.last, [(self.last.get_buffer(r, shape, parts.dtype, rank * size), out[r]) for r in others])
 
+    def gathering_in(self, parts):
+        """Of what parts() gave last, whose part of this rank's number is its own; it lasts until two more transfers."""
+        n, rank = self.group.size(), self.group.rank()
+        shape, size = parts.shape[1:], parts[0].numel()
+        others = [(rank + other) % n for other in range(1, n)]
+        wait = self.copying(self.last, [(self.last.get_buffer(r, shape, parts.dtype, r * size), parts[r]) for r in others])
+
+        def waited():
+            wait()
+            return parts
+        return waited
+
 
 def copy_engine(group, seconds=60.0):
-    """Transfers of tensor-parallel layers over this group, whose GPUs see each other's memory, are from now on made by copy engines and
-    leave the multiprocessors to products. A collective call. What is sent takes three buffers for each of its sizes. Where a rank does
+    """Transfers of tensor-parallel layers over this group and of linear_cross_entropy's parts of dX (rows "whole"), whose GPUs see each
+    other's memory, are from now on made by copy engines and leave the multiprocessors to products. A collective call. What is sent takes three buffers for each of its sizes. Where a rank does
     not come within `seconds`, the others' CUDA contexts end with an error."""
     if group.size() > 1:
         _copies[group] = Copies(group, seconds)
@@ -124,8 +136,13 @@ def by_copies(group):
     return _copies.get(group)
 
 
+def gathering_in(parts, group):
+    """Begins to gather what is in parts [ranks, ..] at this rank's number, which empty_parts gave for a group of copies; ends with all."""
+    return by_copies(group).gathering_in(parts)
+
+
 def empty_parts(group, n, rows, cols, like, dtype):
-    """[n, rows, cols] for parts that `trading` moves."""
+    """[n, rows, cols] for parts that `trading` or gathering_in moves."""
     copies = by_copies(group)
     return copies.parts(n, rows, cols, dtype, like.device) if copies else torch.empty(n, rows, cols, dtype=dtype, device=like.device)
 

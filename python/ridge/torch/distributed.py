@@ -29,7 +29,7 @@ from .._core import ArgumentError, Error
 from . import _library as L
 from . import _loss_inputs, _of_mask, _pair
 from ._arrays import Arrays, Fakes, compiling, plain, same_device, tensors
-from ._collectives import PeerError, copy_engine, gathered, gathering, gathering_both, transposing
+from ._collectives import PeerError, by_copies, copy_engine, empty_parts, gathered, gathering, gathering_both, gathering_in, transposing
 from ._fsdp import gather_fp8, ordered_reduce
 from ._functions import _once, given_away
 from ._parallel import Column, Row
@@ -274,10 +274,13 @@ def _phases(xp, x, weight, target, bias, class_weight, reduction, ignore_index, 
     rows, targets = _all_of(x, target, group, sharded)
     record = x.new_empty(tokens, 6 if options[0] else 3, dtype=torch.float32)
     lse = x.new_empty(tokens, dtype=torch.float32)
-    run = None
+    run, room = None, None
+    to_all = not sharded and cut.total >= _HIDDEN * group.size() * (group.size() - 1)
+    if want_dx and to_all and by_copies(group):
+        room = empty_parts(group, group.size(), *rows.shape, x, x.dtype)
     if weight.shape[0]:
         p = _problem(xp, rows, weight, targets, bias, class_weight, reduction, ignore_index, options, cut)
-        run = ops.CePhases(p, record, lse, want_dx, want_dw, want_dbias, dw_dtype)
+        run = ops.CePhases(p, record, lse, want_dx, want_dw, want_dbias, dw_dtype, None if room is None else room[group.rank()])
         run.run(A.CE_BEGIN)
     loss, whole = _combined(xp, record, cut, group, targets, class_weight, reduction, ignore_index, options)
     if run:
@@ -285,9 +288,9 @@ def _phases(xp, x, weight, target, bias, class_weight, reduction, ignore_index, 
         run.run(A.CE_DX)
         dx, dw, dbias = run.dx, run.dw, run.dbias
     else:
-        dx, dw, dbias = torch.zeros_like(rows), torch.zeros_like(weight), lse.new_zeros(0)
-    to_all = not sharded and cut.total >= _HIDDEN * group.size() * (group.size() - 1)
-    parts = _sending(dx, group, to_all) if want_dx else None
+        dx = torch.zeros_like(rows) if room is None else room[group.rank()].zero_()
+        dw, dbias = torch.zeros_like(weight), lse.new_zeros(0)
+    parts = gathering_in(room, group) if room is not None else _sending(dx, group, to_all) if want_dx else None
     if run:
         run.run(A.CE_DW)
     if want_dx:
