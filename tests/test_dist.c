@@ -1,4 +1,4 @@
-/* test_dist.c: ridge_dist over ranks that are threads of this process: the results of 1 to 4 ranks against the whole
+/* test_dist.c: ridge_dist over ranks that are threads of this process: the results of 1 to 8 ranks against the whole
  * call, the same bits on all ranks and in all runs, what ranks say when they disagree, and collectives that fail. */
 #include <math.h>
 #include <pthread.h>
@@ -8,7 +8,9 @@
 #include "ridge_dist.h"
 #include "unit.h"
 
-enum { RANKS = 4, TOKENS = 12, HIDDEN = 40, VOCAB = 203 };
+enum { RANKS = 8, TOKENS = 24, HIDDEN = 40, VOCAB = 203 };
+
+static const int sizes[] = {1, 2, 3, 4, RANKS};
 
 /* ---------------------------------------------------------------------------------------------------- an engine */
 
@@ -347,14 +349,15 @@ static void against_the_whole(const problem *p)
 
 TEST(ranks_give_the_whole_s_loss_and_gradients)
 {
-    for (int size = 1; size <= RANKS; size++)
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         for (int form = 0; form < 16; form++) {
+            const int size = sizes[i];
             problem p = {.size = size, .train = form & 1, .sharded = form & 2, .f32 = form & 4};
 
             p.none = form & 8 && !p.train;
             p.late = size % 2 == 0;
             p.label_smoothing = form & 8 ? 0.1f : 0.0f;
-            p.tokens = p.sharded ? TOKENS : TOKENS - 1; /* 11 rows: 2 to 4 ranks do not divide them */
+            p.tokens = p.sharded ? TOKENS : TOKENS - 1; /* 23 rows: only one rank divides them */
             against_the_whole(&p);
         }
 }
@@ -422,7 +425,7 @@ TEST(ranks_that_disagree_get_the_same_error)
         const char *text;
     } cases[] = {
         {other_flags, "rank 1 has flags 256, rank 0 has 0"},
-        {other_tokens, "rank 1 has tokens 11, rank 0 has 12"},
+        {other_tokens, "rank 1 has tokens 23, rank 0 has 24"},
         {other_smoothing, "rank 1 has label_smoothing 0.5, rank 0 has 0"},
         {no_weight, "rank 1: linear_ce_train: operand w is NULL"},
         {no_x, "rank 1: ridge_dist: operand x is NULL"},
@@ -467,17 +470,18 @@ TEST(a_hundred_failures_end_with_an_error_on_every_rank)
 {
     int count = 0;
 
-    for (int size = 2; size <= RANKS; size++)
+    for (size_t i = 1; i < sizeof sizes / sizeof sizes[0]; i++)
         for (int sharded = 0; sharded < 2; sharded++)
             for (int at = 1; at <= 4 + sharded; at++)
-                for (int rank = size < RANKS ? 0 : at % size; rank < (size < RANKS ? size : at % size + 1); rank++)
+                for (int rank = sizes[i] < 4 ? 0 : at; rank < (sizes[i] < 4 ? sizes[i] : at + 1); rank++)
                     for (int sleeps = 0; sleeps < 2; sleeps++, count++) {
+                        const int size = sizes[i];
                         const problem p = {.size = size,
                                            .train = true,
                                            .late = at % 2,
                                            .sharded = sharded,
                                            .tokens = TOKENS,
-                                           .fail_rank = rank,
+                                           .fail_rank = rank % size,
                                            .fail_at = at,
                                            .sleep_ms = sleeps ? 150 : 0,
                                            .deadline_ms = 60};
