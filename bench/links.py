@@ -456,32 +456,50 @@ def tp(args, n, record):
 # ---------------------------------------------------------------------------------------------------------------- on paper
 
 
-def model(args, n, record):
-    """The step of a loss and of a pair of layers on more GPUs than there are here: products at the rate of one device's row of this
-    run, transfers as a ring takes them at the latency and bandwidth of this run's largest and smallest messages. Behind one host's 8
-    GPUs 50 GB/s and 20 us stand for a network. One line each, no record: nothing of it was measured."""
-    def found(op, size, provider="nccl"):
-        return model.seen.get((op, f"bytes={size} ranks={n}", provider)) or model.seen.get((op, f"bytes={size} ranks={n}", "gloo"))
+def loss_of(one, alpha, beta, g, tokens, hidden, vocab):
+    """Seconds: three products, records gathered, parts of dX beside dW, which are added."""
+    product, part = one / 3 / g, 2 * tokens * hidden
+    if vocab / g >= 2600 * (g - 1):
+        exposed = max(0, (g - 1) * part / beta - product)
+    else:
+        exposed = max(0, (g - 1) / g * part / beta - product) + (g - 1) / g * part / beta
+    return 3 * product + 2 * alpha + exposed + (g + 1) * part / 4e12
 
-    small, large = found("all_to_all", 4096), found("all_to_all", 512 << 20) or found("all_to_all", 1 << 20)
-    if not small or dist.get_rank():
+
+def pair_at_best(one, beta, g, tokens, hidden):
+    """Seconds of its products and of its bytes: codes four times and parts of 16 bits twice, each beside products."""
+    return one / g, (4 * 1.03 + 2 * 2) * tokens * hidden * (g - 1) / g / beta
+
+
+def model(args, n, record):
+    """The step of a loss and of a pair of layers on more GPUs than there are here: products at one device's rate in this run,
+    transfers at the bandwidth of this run's largest all_to_all. A kernel of NCCL takes 10 us on the device. Behind one host's 8 GPUs
+    50 GB/s and 20 us stand for a network. Lines, no record: of other numbers of GPUs nothing was measured."""
+    def found(op, problem, providers=("nccl", "gloo")):
+        return next((1e-6 * model.seen[op, problem, p] for p in providers if (op, problem, p) in model.seen), None)
+
+    size = next((s for s in (512 << 20, 1 << 20) if found("all_to_all", f"bytes={s} ranks={n}")), 0)
+    if not size or dist.get_rank():
         return
-    near = small * 1e-6, ((512 << 20) if found("all_to_all", 512 << 20) else 1 << 20) * (n - 1) / n / (large * 1e-6)
-    print(f"model: latency {near[0] * 1e6:.0f} us, bandwidth {near[1] / 1e9:.0f} GB/s within a host; 20 us, 50 GB/s beyond 8 GPUs")
+    alpha, beta = 10e-6, size * (n - 1) / n / found("all_to_all", f"bytes={size} ranks={n}")
+    print(f"model: {beta / 1e9:.0f} GB/s within a host; 20 us, 50 GB/s beyond 8 GPUs")
     for ranks in (2, 4, 8, 64, 10000):
-        latency, rate = near if ranks <= 8 else (20e-6, 50e9)
-        # The loss: the group that holds the classes is of one host at most, or every byte of x crosses the network
-        group = min(ranks, 8)
-        for tokens, hidden, vocab in SHAPES[:1]:
-            one = model.seen.get(("linear_ce_train", f"tokens={tokens} hidden={hidden} vocab={vocab} ranks=1", "ridge-1"), 38200) * 1e-6
-            x = 2 * tokens * hidden * (group - 1) / group / near[1]
-            moved = 3 * near[0] + 2 * x
-            print(f"model: loss {tokens},{hidden},{vocab} on {ranks} GPUs, classes over {group}: {1e3 * (one / group + moved):.2f} ms "
-                  f"({one / (one / group + moved):.2f} x one GPU a group of {group}; of it transfers {moved / (one / group + moved):.1%})")
-        # FSDP2 of an 8B layer in FP8: codes twice, gradients once in bf16, in groups of at most 512 ranks
-        group, weights = min(ranks, 512), 218e6
-        gather = (2 * 1 + 2) * weights * (group - 1) / group / rate + 3 * latency * (group if group <= 8 else 8 + group / 8)
-        products = 6 * 8192 * weights / 1.0e15
+        g = min(ranks, 8)  # classes and columns are cut within a host
+        for tokens, hidden, vocab in SHAPES:
+            one = found("linear_ce_train", f"tokens={tokens} hidden={hidden} vocab={vocab} ranks=1", ("ridge-1",))
+            if one and ranks <= 8:
+                us = loss_of(one, alpha, beta, g, tokens, hidden, vocab)
+                print(f"model: loss {tokens},{hidden},{vocab} on {g} GPUs: {us * 1e3:.2f} ms ({one / us:.2f} x one)")
+        for hidden, inner in ((4096, 14336), (8192, 28672)):
+            one = found("fp8_pair", f"tokens=8192 hidden={hidden} inner={inner} ranks=1", ("ridge-1",))
+            if one and ranks <= 8:
+                products, moved = pair_at_best(one, beta, g, 8192, hidden)
+                print(f"model: layers {hidden} x {inner} on {g} GPUs: products {products * 1e3:.2f} ms, bytes {moved * 1e3:.2f} "
+                      f"({moved / products:.2f}): {one / max(products, moved):.2f} x one at best, {one / (products + moved):.2f} x exposed")
+        # FSDP2 of an 8B layer in FP8: codes twice, gradients once in bf16; 218e6 weights, groups of at most 512 ranks
+        group, (latency, rate) = min(ranks, 512), (alpha, beta) if ranks <= 8 else (20e-6, 50e9)
+        gather = (2 * 1 + 2) * 218e6 * (group - 1) / group / rate + 3 * latency * (group if group <= 8 else 8 + group / 8)
+        products = 6 * 8192 * 218e6 / 1.0e15
         print(f"model: FSDP2 of an 8B layer on {ranks} GPUs, groups of {group}, 8192 tokens a GPU: products {products * 1e3:.1f} ms, "
               f"transfers {gather * 1e3:.1f} ms: {'hidden' if gather < products else f'{(gather - products) * 1e3:.1f} ms exposed'}")
 
