@@ -166,7 +166,7 @@ def check_logprobs_are_one_process_s(rank, n):
 
 
 def check_topk_and_draws_are_one_process_s(rank, n):
-    for vocab, k in ((128, 9), (64, 33)):  # k is more than a rank has
+    for vocab, k in ((64 * n, 9), (32 * n, 33)):  # k is more than a rank has
         x, w, t = problem(22, vocab)
         mask, part, seed = t != -100, w.chunk(n)[rank], torch.arange(22) + 5
         ids, logprob = R.linear_topk(x, w, k, mask=mask)
