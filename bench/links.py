@@ -7,18 +7,19 @@ As many ranks as the machine has GPUs; on a machine without one, 2 over gloo wit
 records (bench/records) of suite dist: us is the median of the slowest rank. Provider ridge-1 is one device's time for the whole
 problem, taken on every device at once, so that all are as hot as with several. Bandwidths (gbps) are bytes received by a rank.
 
-links: all_gather, all_to_all, all_reduce by size; with NCCL's own number of CTAs (nccl) and with 8 and 16 (nccl-8, nccl-16); a bf16
-product alone and while all-gathers run beside it. copies: the first two by copy engine (nccl-copy), which NCCL does with memory that
-is registered as a window, if it can. loss: linear cross entropy with gradients and without, whole and sharded rows, and with
-logits made again in backward (recompute), over a group of 16 CTAs whose transfers go first (ridge-16); the last shape is what the host takes; vocab-parallel is logits in bf16 and three all_reduce, in PyTorch; liger, liger-logits,
-megatron and cce: Liger's tensor-parallel losses over hidden states and over logits, Megatron's fused one, Apple's cut cross entropy; -graph: a step as a CUDA graph. fsdp: MLPs of Llama-3-8B's width, forward and backward: torch in
-bf16 with torch.compile, torchao's float8 with its FP8 all-gather likewise; Fp8Linear with weights gathered in bf16 and as codes;
-gathered bytes in peak_bytes. tp: two linear layers of an MLP, cut by columns and by rows, forward and backward: Fp8Linears, as many
-products without a transfer (ridge-local), torch's in bf16 compiled, torch-async with products and transfers in one (async TP).
-ridge-16: over a group whose transfers take 16 CTAs at most and go first; ridge-copy: by copy engine; -graph: a step as a CUDA graph; ridge-host: as many calls of
-layers of 256, which is what the host takes. --trace: a timeline of a step of each of ridge's, by PyTorch's profiler.
-model: what 8, 64 and 10000 GPUs would do, from the latency and bandwidth that `links` has measured in this run.
-NVLink multicast stays off.
+links: all_gather, all_to_all, all_reduce by size; with NCCL's own number of CTAs (nccl) and with 8 and 16 (nccl-8, nccl-16); a
+bf16 product alone and while all-gathers run beside it. copies: the first two by copy engine (nccl-copy), which NCCL does with
+memory that is registered as a window, if it can. loss: linear cross entropy with gradients and without, whole and sharded rows,
+and with logits made again in backward (recompute), over a group of 16 CTAs whose transfers go first (ridge-16); the last shape is
+what the host takes; vocab-parallel is logits in bf16 and three all_reduce, in PyTorch; liger, liger-logits, megatron and cce:
+Liger's tensor-parallel losses over hidden states and over logits, Megatron's fused one, Apple's cut cross entropy; -graph: a step
+as a CUDA graph. fsdp: MLPs of Llama-3-8B's width, forward and backward: torch in bf16 with torch.compile, torchao's float8 with
+its FP8 all-gather likewise; Fp8Linear with weights gathered in bf16 and as codes; gathered bytes in peak_bytes. tp: two linear
+layers of an MLP, cut by columns and by rows, forward and backward: Fp8Linears, as many products without a transfer (ridge-local),
+torch's in bf16 compiled, torch-async with products and transfers in one (async TP). ridge-16: over a group whose transfers take
+16 CTAs at most and go first; ridge-copy: by copy engine; -graph: a step as a CUDA graph; ridge-host: as many calls of layers of
+256, which is what the host takes. --trace: a timeline of a step of each of ridge's, by PyTorch's profiler. model: what 8, 64 and
+10000 GPUs would do, from the latency and bandwidth that `links` has measured in this run. NVLink multicast stays off.
 """
 import argparse
 import datetime

@@ -3,13 +3,14 @@
     python3 tests/several_gpus.py [--ranks N] [--steps 10000] [--replays 1000] [--failures 100 [--together N] [--deadline N] [--seconds N]]
         [--lib libridge.so]
 
-layers: tensor-parallel Fp8Linears against one device's layers: the bits of y and dW of one cut by columns, of dX and dW of one cut by
-rows, with and without products that leave multiprocessors to NCCL, and by copy engine. problems: loss and gradients of the slices against one device's op: whole and sharded rows, mean and sum, options, dtypes, uneven slices;
-the same bits on all ranks and in a second run. gathers: Fp8Linears
-whose weights FSDP2 gathers as codes, cut at blocks, within them and with ranks that have no row, against weights gathered as they are. steps: one training step again and again, every result held against the first one's bits
-on the device. replays: the same from a CUDA graph. failures: a rank is killed, stopped, or takes no turn in a step of its own choice:
-every other rank must get an error within the group's deadline (--deadline, four seconds) and two more, and none may hang; the processes
-that are left then make a new group for the next failure. Ends with "N passed, N failed".
+layers: tensor-parallel Fp8Linears against one device's layers: the bits of y and dW of one cut by columns, of dX and dW of one
+cut by rows, with and without products that leave multiprocessors to NCCL, and by copy engine. problems: loss and gradients of the
+slices against one device's op: whole and sharded rows, mean and sum, options, dtypes, uneven slices; the same bits on all ranks
+and in a second run. gathers: Fp8Linears whose weights FSDP2 gathers as codes, cut at blocks, within them and with ranks that have
+no row, against weights gathered as they are. steps: one training step again and again, every result held against the first one's
+bits on the device. replays: the same from a CUDA graph. failures: a rank is killed, stopped, or takes no turn in a step of its
+own choice: every other rank must get an error within the group's deadline (--deadline, four seconds) and two more, and none may
+hang; the processes that are left then make a new group for the next failure. Ends with "N passed, N failed".
 """
 import argparse
 import datetime

@@ -124,9 +124,10 @@ class Copies:
 
 
 def copy_engine(group, seconds=60.0):
-    """Transfers of tensor-parallel layers over this group and of linear_cross_entropy's parts of dX (rows "whole"), whose GPUs see each
-    other's memory, are from now on made by copy engines and leave the multiprocessors to products. A collective call. What is sent takes three buffers for each of its sizes. Where a rank does
-    not come within `seconds`, the others' CUDA contexts end with an error."""
+    """Transfers of tensor-parallel layers over this group and of linear_cross_entropy's parts of dX (rows "whole"), whose GPUs
+    see each other's memory, are from now on made by copy engines and leave the multiprocessors to products. A collective call.
+    What is sent takes three buffers for each of its sizes. Where a rank does not come within `seconds`, the others' CUDA contexts
+    end with an error."""
     if group.size() > 1:
         _copies[group] = Copies(group, seconds)
 

@@ -17,10 +17,11 @@ except ImportError:  # an older PyTorch
 
 
 def gather_fp8(module: torch.nn.Module) -> None:
-    """Before fully_shard: the weights of the Fp8Linears in `module` are then gathered as FP8 codes with their scales, 1.0003 bytes an
-    element, and not in 16 bits. Results keep their bits: a shard that ends with a block of 128 rows is quantised as the whole
-    weight would be, from param_dtype of fully_shard's mixed precision. Where the rows are no multiple of 128 times the ranks, the ranks
-    tell each other scales and largest magnitudes by one small all_gather more a weight. torch.compile leaves these layers out. Not with reshard_after_forward to fewer ranks."""
+    """Before fully_shard: the weights of the Fp8Linears in `module` are then gathered as FP8 codes with their scales, 1.0003
+    bytes an element, and not in 16 bits. Results keep their bits: a shard that ends with a block of 128 rows is quantised as the
+    whole weight would be, from param_dtype of fully_shard's mixed precision. Where the rows are no multiple of 128 times the
+    ranks, the ranks tell each other scales and largest magnitudes by one small all_gather more a weight. torch.compile leaves
+    these layers out. Not with reshard_after_forward to fewer ranks."""
     new: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     for m in module.modules():
         if isinstance(m, Fp8Linear) and type(m.weight) is torch.nn.Parameter and not isinstance(m.weight.data, ShardWeight):
