@@ -43,29 +43,35 @@ def mine(t, rank, n):
     return t.chunk(n)[rank] if rank < len(t.chunk(n)) else t[:0]
 
 
+class File:
+    """In place of symmetric memory: a file that all ranks have mapped."""
+
+    def __init__(self, bytes_, path):
+        self.bytes, self.path = bytes_, path
+
+    def meet(self, seconds):
+        dist.barrier()
+
+    def of(self, rank, shape, dtype, first):
+        whole = torch.from_file(f"{self.path}-{rank}", shared=True, size=self.bytes, dtype=torch.uint8)
+        return whole[first:first + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
+
+
 class Files(_collectives.Copies):
-    """copy_engine's transfers with files that all ranks have mapped in place of symmetric memory."""
+    """copy_engine's transfers with such files, without streams."""
 
     def __init__(self, group):
-        self.group, self.rings, self.folder = group, {}, os.path.dirname(sys.stdout.name)
+        self.group, self.seconds, self.rings, self.ready = group, 1, {}, {}
 
-    def room(self, bytes_, device):
-        files = self.rings.setdefault(bytes_, [f"{self.folder}/{bytes_}-{i}" for i in range(3)])
-        files.append(files.pop(0))
+    def new(self, bytes_, device):
+        self.count = getattr(self, "count", 0) + 1
+        return File(bytes_, f"{os.path.dirname(sys.stdout.name)}/{self.count}-{bytes_}")
 
-        class Handle:
-            @staticmethod
-            def get_buffer(rank, shape, dtype, first=0):
-                whole = torch.from_file(f"{file}-{rank}", shared=True, size=bytes_, dtype=torch.uint8)
-                return whole.view(dtype)[first:first + torch.Size(shape).numel()].view(shape)
-
-        file, self.last = files[-1], Handle
-        return Handle.get_buffer(self.group.rank(), (bytes_,), torch.uint8), Handle
-
-    def copying(self, handle, pairs):
-        dist.barrier()
+    def copying(self, buffer, pairs):
+        buffer.meet(self.seconds)
         for theirs, mine in pairs:
             mine.copy_(theirs)
+        dist.barrier()
         return lambda: None
 
 

@@ -44,27 +44,54 @@ def gathered(t, group):
 _copies = weakref.WeakKeyDictionary()  # group -> Copies
 
 
+class _Buffer:
+    """Symmetric memory: this rank's, and that of the others."""
+
+    def __init__(self, bytes_, group, device):
+        from torch.distributed import _symmetric_memory as symmetric
+        self.mine = symmetric.empty(bytes_, dtype=torch.uint8, device=device)
+        self.handle, self.views = symmetric.rendezvous(self.mine, group.group_name), {}
+
+    def meet(self, seconds):
+        self.handle.barrier(0, int(1000 * seconds))
+
+    def of(self, rank, shape, dtype, first):
+        """What a rank has from byte `first` on."""
+        key = rank, shape, dtype, first
+        if key not in self.views:
+            self.views[key] = self.handle.get_buffer(rank, shape, dtype, first // dtype.itemsize)
+        return self.views[key]
+
+
 class Copies:
     """Transfers of a group that take no multiprocessor: what is sent lies in memory that all ranks see, they meet, and each copies what
-    it wants. A buffer comes again with the third transfer after its own, when all ranks have waited for it: two go on at once at
-    most."""
+    it wants. Two transfers go on at once at most. A rank may write into a buffer again once it has met the others after they have
+    waited for the transfer of it: with four buffers of a size also where room for two transfers is taken before they begin."""
 
     def __init__(self, group, seconds):
-        self.group, self.seconds, self.rings, self.stream, self.last = group, seconds, {}, torch.cuda.Stream(), None
+        self.group, self.seconds, self.rings, self.ready, self.stream = group, seconds, {}, {}, torch.cuda.Stream()
 
-    def room(self, bytes_, device):
-        """(buffer, handle) of what is sent next. The first time of a size is a collective, not within a graph."""
-        from torch.distributed import _symmetric_memory as symmetric
-        ring = self.rings.get(bytes_)
+    def new(self, bytes_, device):
+        return _Buffer(bytes_, self.group, device)
+
+    def room(self, tensors, device):
+        """Room in one buffer for tensors (shape, dtype) that are sent next. The first time of a size is a collective, not within a
+        graph."""
+        at = [0]
+        for shape, dtype in tensors:
+            at.append(at[-1] + -(-shape.numel() * dtype.itemsize // 256) * 256)
+        ring = self.rings.get(at[-1])
         if ring is None:
-            buffers = [symmetric.empty(bytes_, dtype=torch.uint8, device=device) for _ in range(3)]
-            ring = self.rings[bytes_] = [(b, symmetric.rendezvous(b, self.group.group_name)) for b in buffers]
+            ring = self.rings[at[-1]] = [self.new(at[-1], device) for _ in range(4)]
         ring.append(ring.pop(0))
-        return ring[-1]
+        buffer = ring[-1]
+        found = [buffer.of(self.group.rank(), shape, dtype, first) for (shape, dtype), first in zip(tensors, at)]
+        self.ready[found[0].data_ptr()] = buffer, at
+        return found
 
-    def copying(self, handle, pairs):
+    def copying(self, buffer, pairs):
         """Begins to copy where all ranks have come so far: pairs of a rank's part and where it goes; ends with waiting for it."""
-        handle.barrier(0, int(1000 * self.seconds))
+        buffer.meet(self.seconds)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             for theirs, mine in pairs:
@@ -74,48 +101,41 @@ class Copies:
             done.record()
         return done.wait
 
+    def others(self):
+        n, rank = self.group.size(), self.group.rank()
+        return [(rank + other) % n for other in range(1, n)]
+
     def gathering(self, tensors, own):
-        """Of several tensors at once; own: this rank's parts too."""
-        n, rank, at = self.group.size(), self.group.rank(), [0]
-        for t in tensors:
-            at.append(at[-1] + -(-t.numel() * t.element_size() // 256) * 256)
-        buffer, handle = self.room(at[-1], tensors[0].device)
+        """Of several tensors at once, which lie in a room or go there; own: this rank's parts too."""
+        n, rank = self.group.size(), self.group.rank()
+        if tensors[0].data_ptr() not in self.ready:
+            for there, t in zip(room := self.room([(t.shape, t.dtype) for t in tensors], tensors[0].device), tensors):
+                there.copy_(t)
+            tensors = room
+        buffer, at = self.ready.pop(tensors[0].data_ptr())
         out = [t.new_empty(n, *t.shape) for t in tensors]
-        pairs = []
-        for t, o, first in zip(tensors, out, at):
-            buffer[first:first + t.numel() * t.element_size()].view(t.dtype).view(t.shape).copy_(t)
-            if own:
+        if own:
+            for t, o in zip(tensors, out):
                 o[rank].copy_(t)
-            for other in range(1, n):
-                r = (rank + other) % n
-                pairs.append((handle.get_buffer(r, t.shape, t.dtype, first // t.element_size()), o[r]))
-        wait = self.copying(handle, pairs)
+        wait = self.copying(buffer, [(buffer.of(r, t.shape, t.dtype, first), o[r]) for t, o, first in zip(tensors, out, at)
+                                     for r in self.others()])
 
         def waited():
             wait()
             return out
         return waited
 
-    def parts(self, n, rows, cols, dtype, device):
-        """Room for parts of which each rank gets one."""
-        buffer, handle = self.room(n * rows * cols * dtype.itemsize, device)
-        self.last = handle
-        return buffer.view(dtype).view(n, rows, cols)
-
     def trading(self, parts):
-        """`trading` of what parts() gave last."""
-        n, rank = self.group.size(), self.group.rank()
-        out = torch.empty_like(parts)
-        shape, size = parts.shape[1:], parts[0].numel()
-        others = [(rank + other) % n for other in range(1, n)]
-        return out, self.copying(self.last, [(self.last.get_buffer(r, shape, parts.dtype, rank * size), out[r]) for r in others])
+        """`trading` of parts [ranks, ..] in a room."""
+        buffer, _ = self.ready.pop(parts.data_ptr())
+        out, first = torch.empty_like(parts), self.group.rank() * parts[0].numel() * parts.element_size()
+        return out, self.copying(buffer, [(buffer.of(r, parts.shape[1:], parts.dtype, first), out[r]) for r in self.others()])
 
     def gathering_in(self, parts):
-        """Of what parts() gave last, whose part of this rank's number is its own; it lasts until two more transfers."""
-        n, rank = self.group.size(), self.group.rank()
-        shape, size = parts.shape[1:], parts[0].numel()
-        others = [(rank + other) % n for other in range(1, n)]
-        wait = self.copying(self.last, [(self.last.get_buffer(r, shape, parts.dtype, r * size), parts[r]) for r in others])
+        """Of parts in a room, whose part of this rank's number is its own; it lasts until two more transfers."""
+        buffer, _ = self.ready.pop(parts.data_ptr())
+        bytes_ = parts[0].numel() * parts.element_size()
+        wait = self.copying(buffer, [(buffer.of(r, parts.shape[1:], parts.dtype, r * bytes_), parts[r]) for r in self.others()])
 
         def waited():
             wait()
@@ -126,7 +146,7 @@ class Copies:
 def copy_engine(group, seconds=60.0):
     """Transfers of tensor-parallel layers over this group and of linear_cross_entropy's parts of dX (rows "whole"), whose GPUs
     see each other's memory, are from now on made by copy engines and leave the multiprocessors to products. A collective call.
-    What is sent takes three buffers for each of its sizes. Where a rank does not come within `seconds`, the others' CUDA contexts
+    What is sent takes four buffers for each of its sizes. Where a rank does not come within `seconds`, the others' CUDA contexts
     end with an error."""
     if group.size() > 1:
         _copies[group] = Copies(group, seconds)
@@ -145,7 +165,9 @@ def gathering_in(parts, group):
 def empty_parts(group, n, rows, cols, like, dtype):
     """[n, rows, cols] for parts that `trading` or gathering_in moves."""
     copies = by_copies(group)
-    return copies.parts(n, rows, cols, dtype, like.device) if copies else torch.empty(n, rows, cols, dtype=dtype, device=like.device)
+    if copies:
+        return copies.room([(torch.Size((n, rows, cols)), dtype)], like.device)[0]
+    return torch.empty(n, rows, cols, dtype=dtype, device=like.device)
 
 
 def gathering_both(t, u, group, own=True):

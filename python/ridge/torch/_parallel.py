@@ -18,6 +18,7 @@ from ._collectives import by_copies, empty_parts, gathering_both, trading
 from ._functions import _once
 
 _on_tensors = Arrays()
+_E4M3 = torch.float8_e4m3fn
 _LEAST = 1024  # rows of a product of its own: a few waves of tiles
 _OF_CTA, _RATE = 6e9, 1.1e15  # bytes a second that a CTA of NCCL brings beside a product, and the product's FLOP a second
 _beside = weakref.WeakKeyDictionary()  # group -> Arrays of what runs beside its transfers
@@ -47,11 +48,31 @@ def _rows_last(two, shape):
     return two.view(shape[-2], *shape[:-2], shape[-1]).movedim(0, -2)
 
 
-def _quantised(two, form, dtype, sums=False):
-    """quantize_fp8_dual of this rank's rows."""
-    if two.shape[0] % 128:
-        raise ArgumentError(f"this rank has {two.shape[0]} tokens: a part of a sequence-parallel activation must be a multiple of 128")
-    q, s, qt, st, sums = ops.quantize_fp8_dual(_on_tensors, two, form, ops.pick(L.FORMATS, dtype, "dtype"), False, 0.0, sums)
+class _Into(Arrays):
+    """Arrays whose next outputs lie in these tensors; None: anywhere."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def empty(self, like, shape, dtype, ld=None):
+        t = self.tensors.pop(0) if self.tensors else None
+        return Arrays.empty(like, shape, dtype, ld) if t is None else t
+
+
+def _quantised(two, form, dtype, sums=False, group=None, sent=0):
+    """quantize_fp8_dual of this rank's rows. sent: 1: codes and scales of the rows go to the group next, 2: then those of the columns,
+    both of form row_row."""
+    rows, cols = two.shape
+    if rows % 128:
+        raise ArgumentError(f"this rank has {rows} tokens: a part of a sequence-parallel activation must be a multiple of 128")
+    xp, copies = _on_tensors, by_copies(group) if sent else None
+    if copies and cols % 128 == 0:
+        code = _E4M3 if dtype == "e4m3" else torch.float8_e5m2
+        q, s = copies.room([(torch.Size((rows, cols)), code), (torch.Size((cols // 128, rows)), torch.float32)], two.device)
+        qt, st = (copies.room([(torch.Size((cols, rows)), code), (torch.Size((rows // 128, cols)), torch.float32)], two.device)
+                  if sent == 2 else (None, None))
+        xp = _Into([q, qt, s, st])
+    q, s, qt, st, sums = ops.quantize_fp8_dual(xp, two, form, ops.pick(L.FORMATS, dtype, "dtype"), False, 0.0, sums)
     return q.view(torch.uint8), s, qt.view(torch.uint8), st, sums
 
 
@@ -69,8 +90,7 @@ def _all_columns(qt, st, by_row, group):
 
 
 def _gemm(a, s, b, t, scales, dtype, bias=None, out=None, xp=_on_tensors):
-    e4m3 = torch.float8_e4m3fn
-    return ops.fp8_gemm(xp, a.view(e4m3) if a.dtype is torch.uint8 else a, s, b.view(e4m3) if b.dtype is torch.uint8 else b,
+    return ops.fp8_gemm(xp, a.view(_E4M3) if a.dtype is torch.uint8 else a, s, b.view(_E4M3) if b.dtype is torch.uint8 else b,
                         t.contiguous(), scales, dtype_number(dtype), bias, out, False)
 
 
@@ -155,7 +175,7 @@ class Column(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, group, gradient_dtype, wgrad):
         form = ops.pick(L.WGRAD, wgrad, "wgrad")[0]
-        xq, xs, *column, _ = _quantised(_rows_first(x), form, "e4m3")
+        xq, xs, *column, _ = _quantised(_rows_first(x), form, "e4m3", False, group, 1)
         transposed = []
 
         def quantised():
@@ -205,7 +225,7 @@ class Row(torch.autograd.Function):
     def backward(ctx, dy):
         xtq, xts, wtq, wts = ctx.saved_tensors
         shape, group, gradient_dtype, wgrad, weight_dtype = ctx.rest
-        gq, gs, gtq, gts, _ = _quantised(_rows_first(dy), "row_row", gradient_dtype)
+        gq, gs, gtq, gts, _ = _quantised(_rows_first(dy), "row_row", gradient_dtype, False, group, 2 if all(ctx.needs_input_grad[:2]) else 0)
         code = torch.float8_e4m3fn if ops.pick(L.FORMATS, gradient_dtype, "gradient_dtype") == A.E4M3 else torch.float8_e5m2
         dx = dw = None
         columns = []
