@@ -40,12 +40,12 @@ def _beside_transfers(group):
 
 def _rows_first(t):
     """[.., s, cols] -> [s, .., cols] as a matrix: parts of s are then parts of its rows."""
-    return t.movedim(-2, 0).reshape(-1, t.shape[-1])
+    return t if t.dim() == 2 else t.movedim(-2, 0).reshape(-1, t.shape[-1])
 
 
 def _rows_last(two, shape):
     """Back: shape is that of the result."""
-    return two.view(shape[-2], *shape[:-2], shape[-1]).movedim(0, -2)
+    return two if len(shape) == 2 else two.view(shape[-2], *shape[:-2], shape[-1]).movedim(0, -2)
 
 
 class _Into(Arrays):
