@@ -454,8 +454,12 @@ def failures(args):
     with tempfile.TemporaryDirectory() as folder:
         pids = [forked(share, first, until, write, folder, args) for first in range(min(args.together, args.failures))]
         os.close(write)
+        every = []
         with os.fdopen(read) as lines:
-            every = [line.split() for line in lines]
+            for line in lines:
+                every.append(line.split())
+                if len(every) % 10 == 0:
+                    print(f"{len(every)} failures, in time {sum(fine == '1' for _, fine, _ in every)}", flush=True)
         reap(pids, 60)
     return sum(fine == "1" for _, fine, _ in every), len(every), sum(int(replaced) for _, _, replaced in every)
 
