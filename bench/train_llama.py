@@ -362,7 +362,7 @@ def main():
                        inner=14336, heads=32, kv=8, head=128, vocab=128256)
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--tp", action="store_true")
-    parser.add_argument("--ranks", type=int, help="with --fsdp or --tp; default: the machine's GPUs")
+    parser.add_argument("--ranks", type=int, default=0, help="with --fsdp or --tp; default: the machine's GPUs")
     args = parser.parse_args()
     if not args.fsdp and not args.tp:
         args.ranks = 1
