@@ -28,6 +28,8 @@ typedef struct check_family {
     uint64_t periodic; /* bit mask of ops whose inputs may repeat every IMAGE_PERIOD rows where a call is timed */
     /* A result row of this call depends on nothing but its own inputs; NULL: where the op promises it. */
     bool (*row_wise)(const ridge_call *call);
+    /* Whether RIDGE_WEIGHTS_CONST speaks of an operand though it goes with the rows; NULL: of none. */
+    bool (*steady)(const ridge_call *call, int arg);
     const suite_row *suites; /* bench and tune suites: rows, ending with a NULL suite, then lines by their index */
     suite_line (*suite)(int index);
     int suite_lines; /* of `suite` */

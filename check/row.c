@@ -32,6 +32,15 @@ static unsigned char *result_of(const image *im)
     return memory;
 }
 
+/* The op writes an operand that it reads. */
+static bool updates(const image *im)
+{
+    for (int arg = 0; arg < ridge_op_at(im->call.op)->args; arg++)
+        if (im->length[arg] && ridge_operand_role(&im->call, arg) == (RIDGE_IN | RIDGE_OUT))
+            return true;
+    return false;
+}
+
 /* Launches the row, or the fault that stands in for it, or where `picked` whatever row dispatch picks. */
 static ridge_status launch(const row_run *t, const ridge_device *device, const image *im, row_lane *l, bool picked)
 {
@@ -46,7 +55,9 @@ static ridge_status launch(const row_run *t, const ridge_device *device, const i
         return t->row->fault->fault(&(faulty_run){t->row->fault, device, t->row->kernel, &bound.problem, im, &call,
                                                   l->image, workspace, t->bytes, l->stream});
     call.kernel = picked ? NULL : t->row->kernel->name;
-    if (l->launches++ & 1) /* every upload is waited for, and nothing on a stream writes weights */
+    /* Every upload is waited for, and nothing on a stream writes weights; but parts of a call may write for each other.
+     */
+    if (l->launches++ & 1 && (im == t->im || !updates(im)))
         call.flags |= RIDGE_WEIGHTS_CONST;
     return check_run(device, &call, workspace, t->bytes, l->stream);
 }

@@ -2,6 +2,7 @@
  * overwrites inputs and workspace as soon as it may (programmatic dependent launch). */
 #include <string.h>
 
+#include "family.h"
 #include "row.h"
 
 enum { LATE_US = 60 }; /* longer than the host takes to launch a row's kernels */
@@ -31,6 +32,13 @@ static int writes_behind(const row_run *t, ridge_write *list)
     return count;
 }
 
+static bool is_steady(const row_run *t, int arg)
+{
+    const check_family *family = check_family_of(t->im->call.op);
+
+    return row_step_of(t->im, arg) == 0 || (family->steady && family->steady(&t->im->call, arg));
+}
+
 /* The writes of the preceding kernel: everything, from the second lane; if the next launch has RIDGE_WEIGHTS_CONST
  * what follows the rows of the call, since operands that do not may be weights. */
 static int writes_in_front(const row_run *t, ridge_write *list)
@@ -42,7 +50,7 @@ static int writes_in_front(const row_run *t, ridge_write *list)
     if (!weights_const)
         list[count++] = (ridge_write){to, from, t->im->bytes};
     for (int arg = 0; arg < ridge_op_at(t->im->call.op)->args && weights_const; arg++)
-        if (t->im->length[arg] && row_step_of(t->im, arg))
+        if (t->im->length[arg] && !is_steady(t, arg))
             list[count++] = (ridge_write){to + t->im->offset[arg], from + t->im->offset[arg], t->im->length[arg]};
     if (t->bytes)
         list[count++] = (ridge_write){t->l[0].workspace, NULL, t->bytes};

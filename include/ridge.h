@@ -978,7 +978,7 @@ typedef struct ridge_kv_append_attention_options {
     float softcap;  /**< default 0: none */
 } ridge_kv_append_attention_options;
 
-/** kv_append and then attention_decode: the bits of both, q in f32 between them. A token alone is one kernel. */
+/** kv_append, then attention_decode, q in f32 between them. RIDGE_WEIGHTS_CONST speaks of pos and earlier rows too. */
 RIDGE_API ridge_call ridge_kv_append_attention(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
                                                int64_t positions, ridge_tensor qkv, const int32_t *pos,
                                                const double *freqs, ridge_tensor out, ridge_tensor k, ridge_tensor v);

@@ -243,6 +243,11 @@ static bool attention_fill(const test_case *c, const image *im, int arg, uint64_
     return true;
 }
 
+static bool attention_steady(const ridge_call *call, int arg)
+{
+    return call->op == RIDGE_KV_APPEND_ATTENTION && arg == RIDGE_KV_APPEND_ATTENTION_POS;
+}
+
 static int attention_bad_calls(const ridge_call *good, bad_call *list)
 {
     int count = 0;
@@ -332,6 +337,7 @@ const check_family check_attention = {
     .oracle = attention_oracle,
     .fill = attention_fill,
     .variants = LAST_TOKENS,
+    .steady = attention_steady,
     .bad_calls = attention_bad_calls,
     .suites = suites,
     .fault_problems = fault_problems,
