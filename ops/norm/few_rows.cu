@@ -1,9 +1,12 @@
-/* few_rows.cu: add_rms_norm of a few rows of f32, as in decoding, where the time is the latency of one row: a CTA of
- * 1024 threads a row, so that a thread has 4 columns of 4096 and not 32. The row goes through shared memory once,
- * because a partial sum of the canonical order (column j belongs to partial j % 256) has columns of 16 threads. */
+/* few_rows.cu: add_rms_norm of a few rows of f32, as in decoding, where the time is the latency of one row. `small`, up
+ * to 4096 columns: a CTA of 256 threads, which holds the row in registers and so finds room beside a product by TMA,
+ * whose CTAs have all shared memory but 5 KB. `row`, up to 8192: a CTA of 1024 threads, so that a thread has 4 columns
+ * of 4096; the row goes through shared memory once, because a partial sum of the canonical order (column j belongs to
+ * partial j % 256) has columns of 16 threads. */
 #include "rows.cuh"
 #include "src/math/q8_0.h"
 
+enum { HELD = 16 };                                             /* columns of a thread of 256 */
 enum { THREADS = 1024, STEPS = 2, MOST = 4 * THREADS * STEPS }; /* columns: 4 a thread and step */
 
 typedef struct few_args {
@@ -116,13 +119,94 @@ template <bool CODES> static __global__ void __launch_bounds__(THREADS) add_norm
     }
 }
 
+/* ---------------------------------------------------------------------------------------------- a CTA of 256 threads
+ */
+
+/* Thread i holds columns i, i + 256, ..., which are partial sum i; a warp's columns are blocks of 32. */
+template <bool CODES>
+static __global__ void __launch_bounds__(PARTS, 4) add_norm_small(const __grid_constant__ few_args a)
+{
+    __shared__ float part[PARTS];
+    const add_norm_args &p = a.p;
+    const int64_t row = blockIdx.x;
+    const int n = (int)p.n, lane = threadIdx.x % 32;
+    float v[HELD], w[HELD], sum = 0.0f, factor;
+
+    ptx_launch_dependents();
+    if (!a.w_const)
+        ptx_grid_dependency_wait();
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const int col = threadIdx.x + PARTS * k;
+
+        w[k] = p.w.data && col < n ? ((const float *)p.w.data)[col] : 1.0f;
+    }
+    if (a.w_const)
+        ptx_grid_dependency_wait();
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const int col = threadIdx.x + PARTS * k;
+
+        v[k] = col < n ? ((const float *)(p.x.data + row * p.x.stride))[col] : 0.0f;
+    }
+    if (p.residual.data)
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const int col = threadIdx.x + PARTS * k;
+
+            if (col < n)
+                v[k] = __uint_as_float(
+                    num_canonical_f32(v[k] + ((const float *)(p.residual.data + row * p.residual.stride))[col]));
+        }
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const int col = threadIdx.x + PARTS * k;
+
+        if (p.sum.data && col < n)
+            ((float *)(p.sum.data + row * p.sum.stride))[col] = v[k];
+        sum = ridge_fma(v[k], v[k], sum);
+    }
+    part[threadIdx.x] = sum;
+    __syncthreads(); /* all partial sums are written before they are read */
+    factor = ridge_rms_factor(rows_tree(part), p.n, p.eps);
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        v[k] = v[k] * factor * w[k];
+    if (CODES) {
+        float r;
+        const float scale = rows_scales<HELD>(v, &r);
+
+        if (lane < HELD && (int)threadIdx.x - lane + PARTS * lane < n)
+            p.scale[row * p.ld + threadIdx.x / 32 + PARTS / 32 * lane] = scale;
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const int col = threadIdx.x + PARTS * k;
+            const int code = ridge_q8_0_x_code(v[k], __shfl_sync(~0u, r, k));
+
+            if (col < n)
+                (p.out.data + row * p.out.stride)[col] = (char)code;
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const int col = threadIdx.x + PARTS * k;
+
+            if (col < n)
+                ((float *)(p.out.data + row * p.out.stride))[col] = __uint_as_float(num_canonical_f32(v[k]));
+        }
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------------ host */
 
+static const void *const small_functions[2] = {(const void *)add_norm_small<false>, (const void *)add_norm_small<true>};
 static const void *const functions[2] = {(const void *)add_norm_few<false>, (const void *)add_norm_few<true>};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_load(device, functions, 2, "add_rms_norm: loading kernels");
+    ridge_status status = host_load(device, small_functions, 2, "add_rms_norm: loading kernels");
+
+    return status ? status : host_load(device, functions, 2, "add_rms_norm: loading kernels");
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
@@ -135,11 +219,14 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.w_vector = (uintptr_t)a.p.w.data % 16 == 0;
     if (a.p.rows == 0 || a.p.n == 0)
         return RIDGE_OK;
+    if (kernel->param[0])
+        return host_launch(device, kernel->name, small_functions[a.p.scale != NULL], dim3((unsigned)a.p.rows), PARTS,
+                           &a, stream);
     return host_launch_shared(device, kernel->name, functions[a.p.scale != NULL], dim3((unsigned)a.p.rows), THREADS,
                               (size_t)a.p.n * sizeof(float), &a, stream);
 }
 
-static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const uint32_t out = problem->dtype[RIDGE_ADD_RMS_NORM_OUT], w = problem->dtype[RIDGE_ADD_RMS_NORM_W];
     const uint32_t residual = problem->dtype[RIDGE_ADD_RMS_NORM_RESIDUAL];
@@ -149,17 +236,17 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     if (problem->dtype[0] != RIDGE_F32 || (w != RIDGE_NONE && w != RIDGE_F32) ||
         (residual != RIDGE_NONE && residual != RIDGE_F32) || (out != RIDGE_F32 && out != RIDGE_I8))
         return "operands are not f32, and out not f32 or Q8_0 codes";
-    if (problem->dim[1] > MOST)
+    if (problem->dim[1] > (kernel->param[0] ? PARTS * HELD : MOST))
         return "a row has more columns than a CTA holds";
     return problem->dim[1] % 4 || problem->align < 4 ? "rows are not whole vectors of 16 bytes" : NULL;
 }
 
 /* The latency of a row, and beyond the rows that run side by side more than the other kernels' time. */
-static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double n = (double)problem->dim[1], rows = (double)problem->dim[0];
 
-    return 1.6 + n / 256 * 0.005 + rows * n * 12e-3 / device->copy_gbps;
+    return (kernel->param[0] ? 1.4 : 1.6) + n / 256 * 0.005 + rows * n * 12e-3 / device->copy_gbps;
 }
 
 static const ridge_kernel rows[] = {
@@ -170,6 +257,17 @@ static const ridge_kernel rows[] = {
      RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
      0,
      {},
+     why_not,
+     NULL,
+     cost,
+     launch},
+    {"cuda.add_rms_norm.small",
+     RIDGE_ADD_RMS_NORM,
+     RIDGE_ARCH_SM80,
+     RIDGE_ARCH_CUDA_LAST,
+     RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+     0,
+     {1},
      why_not,
      NULL,
      cost,

@@ -11,6 +11,7 @@
 #include "args.h"
 #include "cuda/launch.cuh"
 #include "cuda/num.cuh"
+#include "src/math/q8_0.h"
 #include "src/util.h"
 
 enum { PARTS = RIDGE_NORM_PARTS, FAST_THREADS = 128, ANY_THREADS = PARTS };
@@ -144,6 +145,21 @@ static __device__ __forceinline__ float rows_tree(const float *part)
     for (int s = 16; s > 0; s /= 2)
         v[0] += __shfl_xor_sync(~0u, v[0], s);
     return v[0];
+}
+
+/* A warp's blocks of Q8_0, of which v[k] is this lane's element of block k: lane k gets the scale of block k, and by *r
+ * its reciprocal, so that the divisions are made once. */
+template <int BLOCKS> static __device__ __forceinline__ float rows_scales(const float *v, float *r)
+{
+    uint32_t most = 0;
+
+#pragma unroll
+    for (int k = 0; k < BLOCKS; k++) {
+        const uint32_t block = __reduce_max_sync(~0u, ridge_magnitude(v[k]));
+
+        most = (int)threadIdx.x % 32 == k ? block : most;
+    }
+    return ridge_q8_0_x_scale(most, r);
 }
 
 /* One element of any dtype. */
