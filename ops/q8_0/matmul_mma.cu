@@ -27,7 +27,20 @@ enum { MAX_X_OF_A_TEAM = 2048 };
  * 2.2 to 6.7 MB, 852 -> 946 (H200). */
 static const double MAX_WARM_BYTES = 2e6;
 
-#define WARM_DEPTH(subs) ((subs) == 1 ? 2 : 1) /* k steps in flight of kernels with a round before the first */
+/* What a kernel is compiled for. All but ANY: one token, one tile a team, all of a tile's weights in flight before the
+ * primary grid has ended. WARM has a round before the first, for small weights. STEP has one k step and so few
+ * registers that three CTAs, or these and the next kernel's, are on a multiprocessor (Qwen3-0.6B 651 -> 618 us a step,
+ * H200). */
+enum { ANY, WARM, STEP };
+enum { STEP_CTAS = 3 };
+
+/* k steps that a warp has in flight. */
+#define IN_FLIGHT(subs, token_tiles, form)          \
+    ((form) == STEP                    ? 1          \
+     : (form) == WARM                  ? 3 - (subs) \
+     : (subs) == 1 && token_tiles == 1 ? 4          \
+     : (subs) == 1                     ? 3          \
+                                       : 3 - (token_tiles))
 
 typedef struct q8_0_mma_args {
     int units[2]; /* of 8 rows */
@@ -122,47 +135,65 @@ static __device__ __forceinline__ void load_step(const q8_0_mma_args &a, load_po
 
 /* ---------------------------------------------------------------------------------------------------------------- x */
 
-/* Writes codes and scales of x, or of what stands for it, to shared memory: quantises floats, four lanes a block. */
+/* Writes codes and scales of x, or of what stands for it, to shared memory: quantises floats, four lanes a block, and
+ * LOADS of a thread at a time. */
+template <int LOADS>
 static __device__ __forceinline__ void quantise_x(const q8_0_mma_args &a, char *memory, const char *from)
 {
-    const int units = (int)a.p.blocks * 4; /* of 8 columns */
+    const int units = (int)a.p.blocks * 4, all = a.p.tokens * units; /* of 8 columns */
 
-    for (int i = threadIdx.x; i < a.p.tokens * units; i += blockDim.x) {
-        const int token = i / units, u = i % units;
-        float x[8], scale;
+    for (int first = threadIdx.x; first < all; first += LOADS * (int)blockDim.x) {
+        float x[LOADS][8], scale;
 
-        q8_0_load8(from + token * a.x_stride, u * 8, a.x_dtype == RIDGE_BF16, x);
-        *(uint2 *)(memory + token * a.x_pitch + u * 8) = q8_0_quantise8(x, &scale);
-        if (u % 4 == 0)
-            ((float *)(memory + a.at_scales))[token * a.scale_pitch + u / 4] = scale;
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            const int i = first + k * (int)blockDim.x;
+
+            if (i < all)
+                q8_0_load8(from + i / units * a.x_stride, i % units * 8, a.x_dtype == RIDGE_BF16, x[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            const int i = first + k * (int)blockDim.x, token = i / units, u = i % units;
+
+            if (i >= all) /* whole blocks */
+                break;
+            *(uint2 *)(memory + token * a.x_pitch + u * 8) = q8_0_quantise8(x[k], &scale);
+            if (u % 4 == 0)
+                ((float *)(memory + a.at_scales))[token * a.scale_pitch + u / 4] = scale;
+        }
     }
 }
 
 /* The same of one token with a norm, by the first 256 threads. part: 256 floats. */
+template <int HELD>
 static __device__ __forceinline__ void normalise_x(const q8_0_mma_args &a, char *memory, const char *from, float *part)
 {
-    const int n = (int)a.p.blocks * RIDGE_Q8_0_BLOCK;
-    float v[Q8_0_NORM_HELD], w[Q8_0_NORM_HELD], factor;
+    const int n = (int)a.p.blocks * RIDGE_Q8_0_BLOCK, lane = threadIdx.x % 32;
+    const int first = (int)threadIdx.x - lane; /* of the warp's columns */
+    float v[HELD], w[HELD], factor, scale, r;
 
     if (threadIdx.x < PARTS) {
-        q8_0_norm_load((const char *)a.p.norm, n, false, w);
-        q8_0_norm_load(from, n, a.x_dtype == RIDGE_BF16, v);
-        part[threadIdx.x] = q8_0_norm_partial(v);
+        q8_0_norm_load<HELD>((const char *)a.p.norm, n, false, w);
+        q8_0_norm_load<HELD>(from, n, a.x_dtype == RIDGE_BF16, v);
+        part[threadIdx.x] = q8_0_norm_partial<HELD>(v);
     }
     __syncthreads(); /* all partial sums are written before they are read */
     if (threadIdx.x >= PARTS)
         return;
     factor = ridge_rms_factor(rows_tree(part), n, a.p.eps);
 #pragma unroll
-    for (int k = 0; k < Q8_0_NORM_HELD; k++) {
-        const int j = (int)threadIdx.x + PARTS * k;
-        float scale;
+    for (int k = 0; k < HELD; k++)
+        v[k] = v[k] * factor * w[k];
+    scale = rows_scales<HELD>(v, &r);
+    if (lane < HELD && first + PARTS * lane < n)
+        ((float *)(memory + a.at_scales))[(first + PARTS * lane) / RIDGE_Q8_0_BLOCK] = scale;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const int code = ridge_q8_0_x_code(v[k], __shfl_sync(~0u, r, k));
 
-        if (j >= n) /* whole warps */
-            break;
-        memory[j] = (char)q8_0_norm_code(v[k], factor, w[k], &scale);
-        if (j % RIDGE_Q8_0_BLOCK == 0)
-            ((float *)(memory + a.at_scales))[j / RIDGE_Q8_0_BLOCK] = scale;
+        if (first + PARTS * k < n) /* whole warps */
+            memory[(int)threadIdx.x + PARTS * k] = (char)code;
     }
 }
 
@@ -191,16 +222,15 @@ static __device__ __forceinline__ void mma_run(const q8_0_mma_args &a, const cha
 #pragma unroll
     for (int i = 0; i < TOKEN_TILES; i++) {
         const bool valid = lane / 4 + 8 * i < a.p.tokens;
-        const float4 xs = *(const float4 *)(scales + (valid ? 8 * i * a.scale_pitch * 4 : 0));
 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const uint4 x = valid ? *(const uint4 *)(codes + 8 * i * a.x_pitch + 64 * h) : make_uint4(0, 0, 0, 0);
-            const float s0 = h ? xs.z : xs.x, s1 = h ? xs.w : xs.y;
+            const float2 xs = *(const float2 *)(scales + (valid ? 8 * i * a.scale_pitch * 4 : 0) + 8 * h);
 
 #pragma unroll
             for (int s = 0; s < SUBS; s++)
-                q8_0_mma_blocks(x, first, s0, s1, w[s].code[h], h ? w[s].scale[0].y : w[s].scale[0].x,
+                q8_0_mma_blocks(x, first, xs.x, xs.y, w[s].code[h], h ? w[s].scale[0].y : w[s].scale[0].x,
                                 h ? w[s].scale[1].y : w[s].scale[1].x, &acc[s][2 * i]);
         }
     }
@@ -280,12 +310,13 @@ static __device__ __forceinline__ void store_tile(const q8_0_mma_args &a, const 
         q8_0_epilogue_hc(p, row, token, y, NULL);
 }
 
-/* WARM: one token, one tile a team, and all of a tile's weights in flight. */
-template <int SUBS, int TOKEN_TILES, int WARM>
-static __global__ void __launch_bounds__(WARM ? TEAM : MAX_THREADS, WARM ? 2 : 1)
+template <int SUBS, int TOKEN_TILES, int FORM>
+static __global__ void __launch_bounds__(FORM ? TEAM : MAX_THREADS, FORM == STEP   ? STEP_CTAS
+                                                                    : FORM == WARM ? 2
+                                                                                   : 1)
     q8_0_mma(const __grid_constant__ q8_0_mma_args a)
 {
-    enum { DEPTH = WARM ? WARM_DEPTH(SUBS) : SUBS * TOKEN_TILES == 4 ? 1 : SUBS == 2 ? 2 : TOKEN_TILES == 2 ? 3 : 4 };
+    enum { DEPTH = IN_FLIGHT(SUBS, TOKEN_TILES, FORM), HELD = FORM == STEP ? 1024 / PARTS : Q8_0_NORM_HELD };
     extern __shared__ __align__(128) char memory[];
     const int team = threadIdx.x / TEAM, part = threadIdx.x / 32 % RIDGE_Q8_0_PARTS, lane = threadIdx.x % 32;
     const int tile_step = (int)gridDim.x * a.teams, begin = (int)blockIdx.x + team * (int)gridDim.x;
@@ -312,10 +343,10 @@ static __global__ void __launch_bounds__(WARM ? TEAM : MAX_THREADS, WARM ? 2 : 1
      * they would come one after another. */
     for (int i = threadIdx.x; i < (int)(sizeof a.p / 4); i += blockDim.x)
         ((uint32_t *)(memory + a.at_args))[i] = ((const uint32_t *)&a.p)[i];
-        /* A round before the first computes on a run of weights in place of x and stores nothing: while the primary
-         * grid runs it brings the code into the multiprocessor's caches. */
+        /* A round before the first takes weights for x, multiplies none and stores nothing: while the primary grid runs
+         * it brings the code into the multiprocessor's caches. It waits for no weights of the tile. */
 #pragma unroll 1
-    for (int real = !WARM; real < 2; real++) {
+    for (int real = FORM != WARM; real < 2; real++) {
         const char *const x = (const char *)(real ? a.x : a.warm);
 
         if (real && a.weights_const)
@@ -325,30 +356,30 @@ static __global__ void __launch_bounds__(WARM ? TEAM : MAX_THREADS, WARM ? 2 : 1
         if (a.x_dtype == RIDGE_I8)
             copy_x(a, memory);
         else if (a.p.norm)
-            normalise_x(a, memory, x, (float *)(memory + a.at_sums));
+            normalise_x<HELD>(a, memory, x, (float *)(memory + a.at_sums));
         else
-            quantise_x(a, memory, x);
+            quantise_x<FORM == ANY ? 2 : 1>(a, memory, x);
         /* scales of the two blocks that the last run lacks */
         for (int i = threadIdx.x; a.short_part >= 0 && i < 2 * a.p.tokens; i += blockDim.x)
             ((float *)(memory + a.at_scales))[i / 2 * a.scale_pitch + (int)a.p.blocks + i % 2] = 0.0f;
         __syncthreads(); /* orders the writes of x and of the arguments before their reads */
-        for (int tile = begin; tile < a.tiles; tile += tile_step, count += real) {
+        for (int tile = begin; tile < a.tiles; tile += tile_step, count++) {
             float acc[SUBS][2 * TOKEN_TILES] = {};
 
-            for (int k_step = 0; k_step < (real ? mine : min(mine, 1)); k_step++) {
+            for (int k_step = 0; k_step < (real ? mine : 0); k_step++) {
 #pragma unroll
                 for (int d = 0; d < DEPTH; d++) /* a branch for each d, so that registers are indexed by constants */
                     if (d == at) {
                         mma_run<SUBS, TOKEN_TILES>(a, codes + k_step * (RUN * RIDGE_Q8_0_PARTS),
                                                    scales + k_step * (4 * Q8_0_STEP), w[d], lane, acc);
-                        if (real)
+                        if (FORM == ANY)
                             load_step<SUBS>(a, &c, w[d], part, lane, tile_step);
                     }
                 at = !real || at + 1 == DEPTH ? 0 : at + 1;
             }
             store_tile<SUBS, TOKEN_TILES>(a, p, sums + (count & 1) * (SUMS_BYTES(SUBS, TOKEN_TILES) / 4), tile, team,
                                           count, hc1, real, acc);
-            if (!real)
+            if (FORM != ANY)
                 break;
             load_hc1<SUBS>(a, tile + tile_step, count + 1, &hc1);
         }
@@ -359,13 +390,14 @@ static __global__ void __launch_bounds__(WARM ? TEAM : MAX_THREADS, WARM ? 2 : 1
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[6] = {(const void *)q8_0_mma<1, 1, 0>, (const void *)q8_0_mma<1, 2, 0>,
-                                         (const void *)q8_0_mma<2, 1, 0>, (const void *)q8_0_mma<2, 2, 0>,
-                                         (const void *)q8_0_mma<1, 1, 1>, (const void *)q8_0_mma<2, 1, 1>};
+static const void *const functions[8] = {(const void *)q8_0_mma<1, 1, ANY>,  (const void *)q8_0_mma<1, 2, ANY>,
+                                         (const void *)q8_0_mma<2, 1, ANY>,  (const void *)q8_0_mma<2, 2, ANY>,
+                                         (const void *)q8_0_mma<1, 1, WARM>, (const void *)q8_0_mma<2, 1, WARM>,
+                                         (const void *)q8_0_mma<1, 1, STEP>, (const void *)q8_0_mma<2, 1, STEP>};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_prepare(device, functions, 6, cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device),
+    return host_prepare(device, functions, 8, cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device),
                         "q8_0_matmul: loading kernels");
 }
 
@@ -382,12 +414,23 @@ static int64_t lay_out(q8_0_mma_args *a, int64_t tokens, int64_t cols, int subs,
     return a->at_args + (int64_t)sizeof a->p;
 }
 
+/* The form of the kernel for a problem of so many tiles and runs. */
+static int form_of(const ridge_device *device, const ridge_problem *problem, int tiles, int runs, int subs)
+{
+    if (!(problem->flags & RIDGE_WEIGHTS_CONST) || problem->dim[0] != 1 || !q8_0_fuses_x(problem))
+        return ANY;
+    if (q8_0_bytes(problem) <= MAX_WARM_BYTES && tiles <= MAX_TEAMS * device->units && problem->dim[2] >= 4 &&
+        runs <= IN_FLIGHT(subs, 1, WARM) * RIDGE_Q8_0_PARTS && problem->dim[1] <= MAX_X_OF_A_TEAM)
+        return WARM;
+    return runs <= RIDGE_Q8_0_PARTS && tiles <= STEP_CTAS * device->units ? STEP : ANY;
+}
+
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t size, void *stream)
 {
     const ridge_call *call = &bound->call;
     const int subs = kernel->param[0] / SUB, token_tiles = call->dim[0] > 8 ? 2 : 1;
-    int teams = kernel->param[1], warm;
+    int teams = kernel->param[1], form;
     int64_t most;
     q8_0_mma_args a = {};
     ridge_status status = RIDGE_OK;
@@ -401,10 +444,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.tiles = (a.units[0] + a.units[1] + subs - 1) / subs;
     if (!a.tiles)
         return RIDGE_OK;
+    a.runs = (int)ridge_ceil_div(a.p.blocks, RIDGE_Q8_0_RUN);
+    form = form_of(device, &bound->problem, a.tiles, a.runs, subs);
     if (call->dim[0] * call->dim[1] <= MAX_X_OF_A_TEAM)
         teams = 1;
-    most = (int64_t)device->units * (MAX_TEAMS / teams);
-    a.runs = (int)ridge_ceil_div(a.p.blocks, RIDGE_Q8_0_RUN);
+    most = (int64_t)device->units * (form == STEP ? (int)STEP_CTAS : MAX_TEAMS / teams);
     a.short_part = a.p.blocks % RIDGE_Q8_0_RUN ? (a.runs - 1) % RIDGE_Q8_0_PARTS : -1;
     a.gate_up = call->op == RIDGE_Q8_0_GATE_UP_SWIGLU;
     a.teams = teams;
@@ -421,13 +465,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     }
     if (status)
         return status;
-    warm = q8_0_bytes(&bound->problem) <= MAX_WARM_BYTES && teams == 1 && a.weights_const &&
-           a.x_dtype != (int)RIDGE_I8 && a.p.tokens == 1 && a.tiles <= most &&
-           a.runs <= WARM_DEPTH(subs) * RIDGE_Q8_0_PARTS && a.p.weight[0].rows >= 4;
     a.warm = a.p.weight[0].codes;
     bytes = lay_out(&a, call->dim[0], call->dim[1], subs, teams);
     return host_launch_shared(
-        device, kernel->name, functions[warm ? 4 + (subs == 2) : 2 * (subs == 2) + token_tiles - 1],
+        device, kernel->name, functions[form ? 2 + 2 * form + (subs == 2) : 2 * (subs == 2) + token_tiles - 1],
         dim3((unsigned)(a.tiles < most ? a.tiles : most)), TEAM * teams, (size_t)bytes, &a, stream);
 }
 

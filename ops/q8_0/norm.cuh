@@ -13,10 +13,10 @@ enum { Q8_0_NORM_HELD = Q8_0_MAX_FUSED_NORM / PARTS }; /* columns that a thread 
 static_assert(PARTS == 256 && RIDGE_Q8_0_BLOCK == 32, "a warp has a block");
 
 /* This thread's columns of a row; zeros past it. */
-static __device__ __forceinline__ void q8_0_norm_load(const char *row, int n, bool bf16, float *v)
+template <int HELD> static __device__ __forceinline__ void q8_0_norm_load(const char *row, int n, bool bf16, float *v)
 {
 #pragma unroll
-    for (int k = 0; k < Q8_0_NORM_HELD; k++) {
+    for (int k = 0; k < HELD; k++) {
         const int j = (int)threadIdx.x + PARTS * k;
 
         v[k] = 0.0f;
@@ -26,25 +26,14 @@ static __device__ __forceinline__ void q8_0_norm_load(const char *row, int n, bo
 }
 
 /* The sum of the squares of those columns. */
-static __device__ __forceinline__ float q8_0_norm_partial(const float *v)
+template <int HELD> static __device__ __forceinline__ float q8_0_norm_partial(const float *v)
 {
     float sum = 0.0f;
 
 #pragma unroll
-    for (int k = 0; k < Q8_0_NORM_HELD; k++)
+    for (int k = 0; k < HELD; k++)
         sum = ridge_fma(v[k], v[k], sum); /* zeros are added to what is not -0 */
     return sum;
-}
-
-/* The code of an element of a warp's block, and the block's scale. */
-static __device__ __forceinline__ int q8_0_norm_code(float v, float factor, float weight, float *scale)
-{
-    const float y = v * factor * weight;
-    const uint32_t most = __reduce_max_sync(~0u, ridge_magnitude(y));
-    float r;
-
-    *scale = ridge_q8_0_x_scale(most, &r);
-    return ridge_q8_0_x_code(y, r);
 }
 
 #endif
