@@ -43,6 +43,7 @@ typedef struct driver {
 typedef struct cuda_state {
     driver f;
     void *library, *context, *stream, *mark[2];
+    void *to_device, *to_host, *sent, *done; /* streams of copies beside `stream`, events */
     void *branch[RIDGE_LM_MAX_SESSIONS], *forked, *joined[RIDGE_LM_MAX_SESSIONS]; /* streams, events */
     int ordinal;
 } cuda_state;
@@ -131,6 +132,14 @@ static void stop(void *state)
         if (s->branch[i])
             WITH_CONTEXT(s, error, s->f.stream_destroy(s->branch[i]));
     }
+    if (s->sent)
+        WITH_CONTEXT(s, error, s->f.event_destroy(s->sent));
+    if (s->done)
+        WITH_CONTEXT(s, error, s->f.event_destroy(s->done));
+    if (s->to_device)
+        WITH_CONTEXT(s, error, s->f.stream_destroy(s->to_device));
+    if (s->to_host)
+        WITH_CONTEXT(s, error, s->f.stream_destroy(s->to_host));
     if (s->stream)
         WITH_CONTEXT(s, error, s->f.stream_destroy(s->stream));
     if (s->context)
@@ -160,6 +169,14 @@ static ridge_status start(const ridge_device *device, void **state)
         WITH_CONTEXT(s, error, s->f.stream_create(&s->stream, 1)); /* 1: it does not wait for the default stream */
         for (int i = 0; i < 2 && !error; i++)
             WITH_CONTEXT(s, error, s->f.event_create(&s->mark[i], 2)); /* 2: without a time */
+        if (!error)
+            WITH_CONTEXT(s, error, s->f.event_create(&s->sent, 2));
+        if (!error)
+            WITH_CONTEXT(s, error, s->f.event_create(&s->done, 2));
+        if (!error)
+            WITH_CONTEXT(s, error, s->f.stream_create(&s->to_device, 1));
+        if (!error)
+            WITH_CONTEXT(s, error, s->f.stream_create(&s->to_host, 1));
         status = failed(s, error, "a stream");
     }
     if (status)
@@ -229,15 +246,32 @@ static ridge_status send(void *state, void *to, const void *from, int64_t bytes)
     return failed(s, error, "a copy to the device");
 }
 
+static ridge_status send_beside(void *state, void *to, const void *from, int64_t bytes)
+{
+    cuda_state *s = state;
+    int error;
+
+    WITH_CONTEXT(s, error, s->f.upload((uintptr_t)to, from, (size_t)bytes, s->to_device));
+    if (!error)
+        WITH_CONTEXT(s, error, s->f.event_record(s->sent, s->to_device));
+    if (!error)
+        WITH_CONTEXT(s, error, s->f.stream_follow(s->stream, s->sent, 0));
+    return failed(s, error, "a copy to the device");
+}
+
+/* By a stream of its own, so that what comes next on the other one does not wait for the copy. */
 static ridge_status fetch(void *state, void *to, const void *from, int64_t bytes, int mark)
 {
     cuda_state *s = state;
-    int error = 0;
+    int error;
 
-    if (bytes)
-        WITH_CONTEXT(s, error, s->f.download(to, (uintptr_t)from, (size_t)bytes, s->stream));
+    WITH_CONTEXT(s, error, s->f.event_record(s->done, s->stream));
     if (!error)
-        WITH_CONTEXT(s, error, s->f.event_record(s->mark[mark], s->stream));
+        WITH_CONTEXT(s, error, s->f.stream_follow(s->to_host, s->done, 0));
+    if (!error && bytes)
+        WITH_CONTEXT(s, error, s->f.download(to, (uintptr_t)from, (size_t)bytes, s->to_host));
+    if (!error)
+        WITH_CONTEXT(s, error, s->f.event_record(s->mark[mark], s->to_host));
     return failed(s, error, "a copy from the device");
 }
 
@@ -376,6 +410,7 @@ const lm_backend lm_cuda_backend = {
     .host_alloc = host_take,
     .host_release = host_release,
     .send = send,
+    .send_beside = send_beside,
     .fetch = fetch,
     .wait = wait_mark,
     .copy = copy,

@@ -187,6 +187,8 @@ typedef struct lm_backend {
     ridge_status (*host_alloc)(void *state, int64_t bytes, void **memory);
     void (*host_release)(void *state, void *memory);
     ridge_status (*send)(void *state, void *to, const void *from, int64_t bytes);
+    /* The same beside what is on the stream; what comes next waits for it. */
+    ridge_status (*send_beside)(void *state, void *to, const void *from, int64_t bytes);
     ridge_status (*fetch)(void *state, void *to, const void *from, int64_t bytes, int mark);
     ridge_status (*wait)(void *state, int mark);
     ridge_status (*copy)(void *state, void *to, const void *from, int64_t bytes); /* on the device */

@@ -137,6 +137,7 @@ static const lm_backend cpu_backend = {
     .host_alloc = take,
     .host_release = release,
     .send = copy_to,
+    .send_beside = copy_to,
     .fetch = copy_from,
     .wait = no_wait,
     .copy = copy_to,

@@ -141,20 +141,22 @@ static ridge_status next_inputs(lm_batch *b, lm_inputs **in)
     return b->lm->backend->wait(b->state, b->turn); /* the step that had them before */
 }
 
-/* Runs a step with the inputs of this turn; with `drawn`, it goes on with the tokens that the step before it drew. */
+/* Runs a step with the inputs of this turn; with `drawn`, it goes on with the tokens that the step before it drew, and
+ * the rest of its inputs arrives while that one runs. */
 static ridge_status launch(lm_batch *b, const lm_step *step, bool drawn)
 {
     const lm_backend *backend = b->lm->backend;
     const lm_inputs *in = b->host[b->turn];
 
-    LM_TRY(backend->send(b->state, b->inputs, in, (int64_t)(drawn ? offsetof(lm_inputs, token) : sizeof *in)));
+    LM_TRY(drawn ? backend->send_beside(b->state, b->inputs[b->turn], in, (int64_t)offsetof(lm_inputs, token))
+                 : backend->send(b->state, b->inputs[b->turn], in, (int64_t)sizeof *in));
     if (!b->lm->table.dtype) {
         LM_TRY(lm_embed(b->lm, in->token, step->tokens, b->host_x));
         LM_TRY(backend->upload(b->state, b->x[0], b->host_x, step->tokens * b->lm->config.hidden * 4));
     }
     LM_TRY(lm_run_step(b, step));
-    return step->sampled ? backend->fetch(b->state, b->drawn[b->turn], b->inputs->token, step->rows * 4, b->turn)
-                         : backend->fetch(b->state, b->drawn[b->turn], b->inputs->token, 0, b->turn);
+    return backend->fetch(b->state, b->drawn[b->turn], b->inputs[b->turn ^ 1]->token,
+                          step->sampled ? step->rows * 4 : 0, b->turn);
 }
 
 static ridge_status take_logits(lm_batch *b, int64_t rows, float *logits)

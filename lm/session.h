@@ -47,6 +47,7 @@ typedef struct lm_inputs {
 typedef struct lm_graph {
     void *graph;
     lm_step step;
+    int turn;
 } lm_graph;
 
 /* Sessions that were opened together: their caches, and what one step of them needs. */
@@ -60,7 +61,7 @@ typedef struct lm_batch {
     float *route, *route_weights, *mid_scales; /* of experts: logits, weights, what gate and up make */
     int32_t *ids;
     int8_t *mid;
-    lm_inputs *inputs;
+    lm_inputs *inputs[2]; /* by turn, so that those of the next step arrive beside this one */
     void *workspace;
     int64_t workspace_bytes[2]; /* that a call of one token needs at most, and one of more */
     float *host_x;              /* embeddings that are not on the device */

@@ -206,10 +206,10 @@ static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t f
     ridge_call call;
 
     k.stride = v.stride = b->positions * c->head_dim;
-    call = (alone ? ridge_kv_append_attention
-                  : ridge_kv_append)(count, c->heads, c->kv_heads, c->head_dim, w->s->positions,
-                                     f32(b->qkv + first * (q + 2 * c->kv_heads * c->head_dim)), b->inputs->pos + first,
-                                     l->freqs, f32((alone ? b->heads : b->q) + first * q), k, v);
+    call = (alone ? ridge_kv_append_attention : ridge_kv_append)(
+        count, c->heads, c->kv_heads, c->head_dim, w->s->positions,
+        f32(b->qkv + first * (q + 2 * c->kv_heads * c->head_dim)), b->inputs[b->turn]->pos + first, l->freqs,
+        f32((alone ? b->heads : b->q) + first * q), k, v);
     call.flags |= c->family->halves ? RIDGE_ROPE_HALVES : 0;
     call.opt.kv_append.n_rot = c->n_rot;
     call.opt.kv_append.eps = (float)c->eps;
@@ -221,13 +221,14 @@ static ridge_status attend(const work *w, int64_t layer, int32_t slot, int64_t f
         call.opt.kv_append_attention.scale = (float)c->attention_scale;
         call.opt.kv_append_attention.window = l->window;
         ridge_set(&call, RIDGE_KV_APPEND_ATTENTION_SINKS, l->sinks ? RIDGE_F32 : RIDGE_NONE, l->sinks, 0);
+        call.flags |= RIDGE_WEIGHTS_CONST; /* earlier steps wrote the cache */
     }
     LM_TRY(w->each(w, &call));
     for (int64_t i = first, n; i < first + count && !alone; i += n) {
         n = first + count - i < most || w->s->fast ? first + count - i : most;
         call = (w->s->fast ? ridge_attention_prefill : ridge_attention_decode)(
-            n, c->heads, c->kv_heads, c->head_dim, w->s->positions, f32(b->q + i * q), k, v, b->inputs->pos + i,
-            f32(b->heads + i * q));
+            n, c->heads, c->kv_heads, c->head_dim, w->s->positions, f32(b->q + i * q), k, v,
+            b->inputs[b->turn]->pos + i, f32(b->heads + i * q));
         call.opt.attention.scale = (float)c->attention_scale;
         call.opt.attention.window = l->window;
         ridge_set(&call, RIDGE_ATTENTION_DECODE_SINKS, l->sinks ? RIDGE_F32 : RIDGE_NONE, l->sinks, 0);
@@ -349,18 +350,19 @@ static ridge_status embed(const work *w)
 {
     const ridge_lm *lm = w->b->lm;
     ridge_call call = ridge_embed(w->s->tokens, lm->config.hidden, lm->vocab.count, lm->table,
-                                  ridge_matrix(w->b->inputs->token, RIDGE_I32), f32(w->b->x[0]));
+                                  ridge_matrix(w->b->inputs[w->b->turn]->token, RIDGE_I32), f32(w->b->x[0]));
 
     call.opt.embed.scale = lm_embed_scale(lm);
     return w->each(w, &call);
 }
 
-/* Draws take the place of the step's tokens, so that the next step can go on with them. */
+/* Draws are the tokens of the next step, which can go on with them. */
 static ridge_status sample(const work *w)
 {
-    lm_inputs *in = w->b->inputs;
+    const lm_inputs *in = w->b->inputs[w->b->turn];
+    int32_t *drawn = w->b->inputs[w->b->turn ^ 1]->token;
     ridge_call call = ridge_sample(w->s->rows, w->b->lm->vocab.count, 0, f32(w->b->logits), in->seed, in->counter,
-                                   ridge_matrix(NULL, RIDGE_I32), ridge_matrix(in->token, RIDGE_I32));
+                                   ridge_matrix(NULL, RIDGE_I32), ridge_matrix(drawn, RIDGE_I32));
 
     call.opt.sample = w->s->sample;
     return w->each(w, &call);
@@ -404,7 +406,7 @@ ridge_status lm_run_step(lm_batch *b, const lm_step *step)
     if (!backend->graph_begin || step->tokens > LM_GRAPH_TOKENS)
         return all_calls(&w);
     for (int i = 0; i < b->graphs; i++)
-        if (memcmp(&b->graph[i].step, step, sizeof *step) == 0)
+        if (b->graph[i].turn == b->turn && memcmp(&b->graph[i].step, step, sizeof *step) == 0)
             return backend->graph_launch(b->state, b->graph[i].graph);
     if (b->graphs == LM_GRAPHS)
         drop_graphs(b);
@@ -420,6 +422,7 @@ ridge_status lm_run_step(lm_batch *b, const lm_step *step)
     }
     LM_TRY(backend->graph_end(b->state, &g->graph));
     memcpy(&g->step, step, sizeof *step);
+    g->turn = b->turn;
     b->graphs++;
     return backend->graph_launch(b->state, g->graph);
 }
@@ -431,7 +434,7 @@ typedef struct buffer {
     int64_t bytes;
 } buffer;
 
-enum { BUFFERS = 20 };
+enum { BUFFERS = 21 };
 
 static int64_t rows_of(int64_t tokens)
 {
@@ -456,7 +459,8 @@ static void buffers_of(lm_batch *b, buffer list[BUFFERS])
                                  {&b->logits, rows_of(n) * b->lm->vocab.count * 4},
                                  {&b->codes, quantised},
                                  {&b->scales, quantised / 32 * 4},
-                                 {&b->inputs, sizeof *b->inputs},
+                                 {&b->inputs[0], sizeof *b->inputs[0]},
+                                 {&b->inputs[1], sizeof *b->inputs[1]},
                                  {&b->route, RIDGE_MOE_MAX_TOKENS * c->experts * 4},
                                  {&b->ids, RIDGE_MOE_MAX_TOKENS * c->used * 4},
                                  {&b->route_weights, RIDGE_MOE_MAX_TOKENS * c->used * 4},
