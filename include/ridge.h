@@ -368,16 +368,16 @@ enum {
 #define RIDGE_GROUPED_K 0x100u      /**< A and B have the k of one group after another, D is a matrix a group */
 #define RIDGE_GROUPED_MASKED 0x200u /**< A and D have m rows a group, of which the first count */
 
-/** D_g = A_g B_g^T for each group g (an expert), whose sizes only the device knows: `offsets` is read by the kernels
- * alone, and the grid follows from the dimensions. Bits of an element: as gemm_fp8's above 64 rows. Scalings of groups
- * of rows: ROW128 or ROW128_T and BLK128, whose blocks of B begin anew in each group; or each TENSOR (of A one scale, of B
- * one a group) or ROW. Of groups of k: ROW128 and ROW128.
+/** D_g = A_g B_g^T (+ bias_g) (+ D_g) for each group g (an expert), whose sizes only the device knows: `offsets` is read
+ * by the kernels alone, and the grid follows from the dimensions. Bits of an element: as gemm_fp8's above 64 rows.
+ * Scalings: gemm_fp8's pairs; BLK128 of A needs RIDGE_GROUPED_K, since two groups of rows would share a block. TENSOR:
+ * A has one scale, B one a group (of k: one). ROW: each row of a group has one, of k [groups * m] of A, [groups * n] of B.
+ * BLK128: the blocks begin anew in each group's B.
  *
  *     RIDGE_GROUPED_M       A [m, k], B [groups * n, k], D [m, n]; group g has the rows offsets[g] .. offsets[g + 1] of
  *                           A and D, any number of them
  *     RIDGE_GROUPED_K       A [m, k], B [n, k], D [groups * m, n]; group g has the elements offsets[g] .. offsets[g + 1]
- *                           of k, a multiple of 128 each. A group without any: zeros, or with RIDGE_ACCUMULATE D as it
- *                           was
+ *                           of k, a multiple of 128 each. A group without any: a product with k = 0
  *     RIDGE_GROUPED_MASKED  A [groups * m, k], B [groups * n, k], D [groups * m, n]; the first offsets[g] rows of a
  *                           group count
  *
@@ -391,7 +391,8 @@ enum {
     RIDGE_GEMM_FP8_GROUPED_B, RIDGE_GEMM_FP8_GROUPED_SCALE_B, /**< e4m3 or e5m2, not e5m2 when A is */
     RIDGE_GEMM_FP8_GROUPED_D, /**< bf16, f16 or f32; read as well with RIDGE_ACCUMULATE */
     RIDGE_GEMM_FP8_GROUPED_OFFSETS, /**< [groups + 1], with RIDGE_GROUPED_MASKED [groups], i32 or i64 */
-    RIDGE_GEMM_FP8_GROUPED_BAD /**< [1] i32 output, optional: 0, or 1 + the number of the first bad group */
+    RIDGE_GEMM_FP8_GROUPED_BAD, /**< [1] i32 output, optional: 0, or 1 + the number of the first bad group */
+    RIDGE_GEMM_FP8_GROUPED_BIAS /**< [groups * n] f32 or D's dtype, optional */
 };
 /** @} */
 

@@ -149,40 +149,55 @@ static void place(const image *im, int arg, int64_t row, int64_t col, image *par
     part->length[to] = im->length[arg];
 }
 
+/* The scales of A or B of the part, whose first row is `row` of its table, of group `g` where a matrix has one scale,
+ * and whose k begins at `from` in groups of k. */
+static void place_scales(const image *im, image *part, bool of_a, int64_t row, int64_t g, int64_t from)
+{
+    const uint32_t mode = of_a ? im->call.flags & RIDGE_SCALE : (im->call.flags & RIDGE_SCALE_B) >> 4;
+    const bool transposed = im->call.flags & (of_a ? RIDGE_SCALE_T : RIDGE_SCALE_B_T);
+    const int64_t block = mode_of(im) == RIDGE_GROUPED_K ? from / BLOCK : 0, n = im->call.dim[1];
+    const int arg = of_a ? RIDGE_GEMM_FP8_GROUPED_SCALE_A : RIDGE_GEMM_FP8_GROUPED_SCALE_B;
+    const int to = of_a ? RIDGE_GEMM_FP8_SCALE_A : RIDGE_GEMM_FP8_SCALE_B;
+
+    if (mode == RIDGE_SCALE_TENSOR)
+        place(im, arg, 0, g, part, to);
+    else if (mode == RIDGE_SCALE_ROW)
+        place(im, arg, 0, row, part, to);
+    else if (mode == RIDGE_SCALE_BLK128) /* the blocks of B begin anew with each group's n rows */
+        place(im, arg, row ? row / n * ((n + BLOCK - 1) / BLOCK) : 0, block, part, to);
+    else if (transposed)
+        place(im, arg, row, block, part, to);
+    else
+        place(im, arg, block, row, part, to);
+}
+
 /* A group as the image of a product; false: nothing is written for it. */
 static bool part_of(const image *im, int64_t g, image *part)
 {
     const int64_t m = im->call.dim[0], n = im->call.dim[1], k = im->call.dim[2];
     const bool by_k = mode_of(im) == RIDGE_GROUPED_K, masked = mode_of(im) == RIDGE_GROUPED_MASKED;
-    const uint32_t of_a = im->call.flags & RIDGE_SCALE, of_b = im->call.flags & RIDGE_SCALE_B;
     int64_t from, to, row;
 
-    if (!group_of(im, g, &from, &to) || (by_k && from == to && (im->call.flags & RIDGE_ACCUMULATE)))
+    if (!group_of(im, g, &from, &to))
+        return false;
+    if (by_k && from == to && (im->call.flags & RIDGE_ACCUMULATE) && !im->length[RIDGE_GEMM_FP8_GROUPED_BIAS])
         return false;
     row = by_k || masked ? g * m : from;
     *part = (image){.bytes = im->bytes, .host = im->host};
     part->fill = im->fill == FILL_EXACT ? FILL_NORMAL : im->fill; /* the bits of all groups are compared together */
     part->call.op = RIDGE_GEMM_FP8;
-    part->call.flags = im->call.flags & ~RIDGE_GROUPED;
+    part->call.flags = im->call.flags & ~RIDGE_GROUPED_MASKED; /* add_block asks for RIDGE_GROUPED_K */
     part->call.dim[0] = by_k ? m : to - from;
     part->call.dim[1] = n;
     part->call.dim[2] = by_k ? to - from : k;
     place(im, RIDGE_GEMM_FP8_GROUPED_A, by_k ? 0 : row, by_k ? from : 0, part, RIDGE_GEMM_FP8_A);
-    if (of_a == RIDGE_SCALE_TENSOR)
-        place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_A, 0, 0, part, RIDGE_GEMM_FP8_SCALE_A);
-    else if (im->call.flags & RIDGE_SCALE_T)
-        place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_A, row, 0, part, RIDGE_GEMM_FP8_SCALE_A);
-    else
-        place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_A, by_k ? from / BLOCK : 0, by_k ? 0 : row, part,
-              RIDGE_GEMM_FP8_SCALE_A);
+    place_scales(im, part, true, by_k && (im->call.flags & RIDGE_SCALE) != RIDGE_SCALE_ROW ? 0 : row, 0, from);
     place(im, RIDGE_GEMM_FP8_GROUPED_B, by_k ? 0 : g * n, by_k ? from : 0, part, RIDGE_GEMM_FP8_B);
-    if (of_b == RIDGE_SCALE_B_TENSOR || of_b == RIDGE_SCALE_B_ROW)
-        place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_B, 0, of_b == RIDGE_SCALE_B_ROW ? g * n : g, part,
-              RIDGE_GEMM_FP8_SCALE_B);
-    else
-        place(im, RIDGE_GEMM_FP8_GROUPED_SCALE_B, by_k ? from / BLOCK : g * ((n + BLOCK - 1) / BLOCK), 0, part,
-              RIDGE_GEMM_FP8_SCALE_B);
+    place_scales(im, part, false, by_k && (im->call.flags & RIDGE_SCALE_B) != RIDGE_SCALE_B_ROW ? 0 : g * n,
+                 by_k ? 0 : g, from);
     place(im, RIDGE_GEMM_FP8_GROUPED_D, row, 0, part, RIDGE_GEMM_FP8_D);
+    if (im->length[RIDGE_GEMM_FP8_GROUPED_BIAS])
+        place(im, RIDGE_GEMM_FP8_GROUPED_BIAS, 0, g * n, part, RIDGE_GEMM_FP8_BIAS);
     return part->call.dim[0] && n;
 }
 
@@ -259,6 +274,7 @@ static bool bits(const image *im, const unsigned char *got, char *text, size_t s
 
 static const char *const format[] = {"a=e4m3 b=e4m3", "a=e5m2 b=e4m3", "a=e4m3 b=e5m2"};
 
+/* A shape that ends with `bias=` has one of D's dtype. */
 static void add(const ridge_op_row *op, case_list *list, const char *shape, int number, test_case layout)
 {
     static const char *const dtype[] = {"d=bf16", "d=f32 bad=1", "d=f16 offsets=i64", "d=bf16 bad=1 offsets=i64"};
@@ -269,9 +285,11 @@ static void add(const ridge_op_row *op, case_list *list, const char *shape, int 
                                           "d=bf16 accumulate=1",
                                           "d=f32 accumulate=1 offsets=i64 bad=1"};
     const bool by_k = strstr(shape, "mode=k") != NULL;
+    const char *d = by_k ? dtype_k[number % 6] : dtype[number % 4];
+    const int own = shape[strlen(shape) - 1] == '=' ? (int)strcspn(d + 2, " ") : 0;
     char text[200];
 
-    snprintf(text, sizeof text, "%s %s %s", shape, format[number % 3], by_k ? dtype_k[number % 6] : dtype[number % 4]);
+    snprintf(text, sizeof text, "%s%.*s %s %s", shape, own, d + 2, format[number % 3], d);
     cases_add(list, op, text, layout);
 }
 
@@ -304,15 +322,34 @@ static const struct {
     {"mode=masked m=72 n=264 k=400 groups=5", {.fill = FILL_EXACT, .pad = 16}},
     {"mode=masked m=200 n=136 k=2064 groups=3", {.fill = FILL_NORMAL, .repeats = 20}},
     {"mode=masked m=33 n=95 k=500 groups=3", {.fill = FILL_EDGE, .shift = 3}},
-    {"mode=k m=24 n=40 k=0 groups=3", {.fill = FILL_EXACT}},
-    {"mode=k m=0 n=40 k=128 groups=2", {.fill = FILL_NORMAL}},
-    {"mode=k m=24 n=40 k=256 groups=0", {.fill = FILL_NORMAL}},
-    {"mode=k m=64 n=72 k=640 groups=3", {.fill = FILL_NORMAL, .pad = 16}},
-    {"mode=k m=128 n=264 k=1152 groups=5", {.fill = FILL_EXACT, .repeats = 20}},
-    {"mode=k m=192 n=200 k=2048 groups=4", {.fill = FILL_EDGE, .pad = 16}},
-    {"mode=k m=320 n=136 k=1024 groups=9", {.fill = FILL_SPECIAL}},
-    {"mode=k m=131 n=57 k=512 groups=3", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
-    {"mode=k m=128 n=136 k=2304 groups=2", {.fill = FILL_NORMAL}},
+    {"mode=k m=24 n=40 k=0 groups=3 scales=row128_row128", {.fill = FILL_EXACT}},
+    {"mode=k m=0 n=40 k=128 groups=2 scales=row128_row128", {.fill = FILL_NORMAL}},
+    {"mode=k m=24 n=40 k=256 groups=0 scales=row128_row128", {.fill = FILL_NORMAL}},
+    {"mode=k m=64 n=72 k=640 groups=3 scales=row128_row128", {.fill = FILL_NORMAL, .pad = 16}},
+    {"mode=k m=128 n=264 k=1152 groups=5 scales=row128_row128", {.fill = FILL_EXACT, .repeats = 20}},
+    {"mode=k m=192 n=200 k=2048 groups=4 scales=row128_row128", {.fill = FILL_EDGE, .pad = 16}},
+    {"mode=k m=320 n=136 k=1024 groups=9 scales=row128_row128", {.fill = FILL_SPECIAL}},
+    {"mode=k m=131 n=57 k=512 groups=3 scales=row128_row128", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
+    {"mode=k m=128 n=136 k=2304 groups=2 scales=row128_row128", {.fill = FILL_NORMAL}},
+    {"m=330 n=200 k=528 groups=6 scales=row128_row128", {.fill = FILL_NORMAL}},
+    {"m=203 n=136 k=400 groups=5 scales=row128_t_row128_t", {.fill = FILL_EXACT, .pad = 16}},
+    {"m=150 n=77 k=391 groups=4 scales=row128_row128", {.fill = FILL_EDGE, .pad = 1, .shift = 1}},
+    {"mode=masked m=150 n=200 k=400 groups=4 scales=row128_row128", {.fill = FILL_NORMAL, .pad = 16}},
+    {"mode=masked m=90 n=136 k=272 groups=3 scales=tensor", {.fill = FILL_NORMAL}},
+    {"m=310 n=264 k=400 groups=5 bias=f32", {.fill = FILL_NORMAL}},
+    {"m=140 n=130 k=272 groups=4 scales=row bias=", {.fill = FILL_NORMAL, .pad = 16}},
+    {"m=210 n=200 k=272 groups=3 scales=row128_row128 bias=", {.fill = FILL_NORMAL}},
+    {"mode=masked m=70 n=72 k=272 groups=4 bias=", {.fill = FILL_EXACT}},
+    {"mode=k m=192 n=200 k=1024 groups=4 scales=row128_row128 bias=f32", {.fill = FILL_NORMAL}},
+    {"mode=k m=200 n=136 k=1152 groups=5 scales=tensor", {.fill = FILL_NORMAL}},
+    {"mode=k m=192 n=264 k=1024 groups=4 scales=row", {.fill = FILL_EXACT, .pad = 16}},
+    {"mode=k m=130 n=72 k=640 groups=3 scales=row_tensor", {.fill = FILL_EDGE}},
+    {"mode=k m=77 n=200 k=640 groups=3 scales=tensor_row", {.fill = FILL_NORMAL, .pad = 1, .shift = 1}},
+    {"mode=k m=192 n=200 k=1024 groups=4 scales=row128_blk128", {.fill = FILL_NORMAL}},
+    {"mode=k m=256 n=264 k=896 groups=3 scales=row128_t_blk128", {.fill = FILL_EXACT, .pad = 16}},
+    {"mode=k m=320 n=136 k=1024 groups=4 scales=blk128_row128", {.fill = FILL_NORMAL, .pad = 16}},
+    {"mode=k m=192 n=96 k=640 groups=3 scales=blk128_row128_t", {.fill = FILL_EDGE}},
+    {"mode=k m=128 n=200 k=640 groups=3 scales=row128_t_row128_t", {.fill = FILL_NORMAL}},
 };
 
 static void cases(const ridge_op_row *op, case_level level, case_list *list)
@@ -335,7 +372,7 @@ static void cases(const ridge_op_row *op, case_level level, case_list *list)
             add(op, list,
                 i == 0   ? "m=4000 n=520 k=1040 groups=16"
                 : i == 1 ? "mode=masked m=300 n=520 k=1040 groups=16"
-                         : "mode=k m=384 n=520 k=8192 groups=16",
+                         : "mode=k m=384 n=520 k=8192 groups=16 scales=row128_row128",
                 i, (test_case){.fill = FILL_NORMAL, .repeats = 1000});
 }
 
@@ -343,7 +380,7 @@ static void cases(const ridge_op_row *op, case_level level, case_list *list)
 
 static const suite_row suites[] = {
     {"quick", "gemm_fp8_grouped m=1024 n=512 k=512 groups=4"},
-    {"quick", "gemm_fp8_grouped mode=k m=512 n=512 k=1024 groups=4"},
+    {"quick", "gemm_fp8_grouped mode=k m=512 n=512 k=1024 groups=4 scales=row128_row128"},
     {NULL, NULL},
 };
 
@@ -386,7 +423,8 @@ static suite_line suite(int index)
         snprintf(text, sizeof text, "gemm_fp8_grouped mode=masked m=%d n=%d k=%d groups=%d variant=%d",
                  way == 0 ? 8 : 32 * way, n, k, groups, EQUAL);
     else
-        snprintf(text, sizeof text, "gemm_fp8_grouped mode=k m=%d n=%d k=%d groups=%d %s variant=%d", n, k,
+        snprintf(text, sizeof text,
+                 "gemm_fp8_grouped mode=k m=%d n=%d k=%d groups=%d scales=row128_row128 %s variant=%d", n, k,
                  2048 * groups, groups, way == FEW ? "d=bf16" : "d=f32 accumulate=1", EQUAL);
     return (suite_line){index < BY_ROWS ? "grouped" : way < FEW ? "grouped_masked" : "grouped_k", text, 0};
 }
@@ -402,7 +440,11 @@ static int bad_calls(const ridge_call *good, bad_call *list)
     list[3] = (bad_call){*good, "accumulation into f16, or of rows", "RIDGE_ACCUMULATE"};
     list[3].call.flags |= RIDGE_ACCUMULATE;
     list[3].call.arg[RIDGE_GEMM_FP8_GROUPED_D].dtype = RIDGE_F16;
-    return 4;
+    list[4] = (bad_call){*good, "bias of a third dtype", "operand bias"};
+    ridge_set(&list[4].call, RIDGE_GEMM_FP8_GROUPED_BIAS, RIDGE_F16, good->arg[RIDGE_GEMM_FP8_GROUPED_D].data, 0);
+    list[5] = (bad_call){*good, "scales of a by 128 x 128 in groups of rows", "RIDGE_GROUPED_K"};
+    list[5].call.flags = RIDGE_SCALE_BLK128 | RIDGE_SCALE_B_ROW128;
+    return 6;
 }
 
 static ridge_status takes_the_next_rows_scale_of_a(const faulty_run *r)
@@ -453,6 +495,8 @@ static const planted_fault faults[] = {
     {.name = "skips the first group", .fault = skips_the_first_group},
     {.name = "drops the last group", .fault = drops_the_last_group},
     {.name = "takes a row too many", .fault = takes_a_row_too_many},
+    {.name = "forgets the bias", .fault = fault_forgets_operand, .operand = "bias"},
+    {.name = "takes the next column's bias", .fault = fault_takes_the_next, .operand = "bias"},
     {.name = "says nothing of bad groups", .fault = fault_never_writes, .operand = "bad"},
     {0},
 };
@@ -460,8 +504,8 @@ static const planted_fault faults[] = {
 /* All rows of D belong to a group. */
 static const char *const fault_problems[] = {
     "gemm_fp8_grouped m=75 n=136 k=304 groups=5 d=f32 bad=1 variant=2 pad=16",
-    "gemm_fp8_grouped m=75 n=136 k=304 groups=5 d=bf16 bad=1 variant=2 pad=16",
-    "gemm_fp8_grouped mode=k m=64 n=136 k=1280 groups=5 d=f32 bad=1 variant=2 pad=16",
+    "gemm_fp8_grouped m=75 n=136 k=304 groups=5 d=bf16 bad=1 bias=1 variant=2 pad=16",
+    "gemm_fp8_grouped mode=k m=64 n=136 k=1280 groups=5 scales=row128_row128 d=f32 bad=1 variant=2 pad=16",
     NULL,
 };
 

@@ -274,7 +274,7 @@ static float add_block(const image *im, const tensor_numbers *a, const tensor_nu
         return acc + sum;
     scale_a = (float)scale(im, RIDGE_GEMM_FP8_SCALE_A, mode_a, i, block);
     scale_b = (float)scale(im, RIDGE_GEMM_FP8_SCALE_B, mode_b, j, block);
-    if (mode_b == RIDGE_SCALE_BLK128)
+    if (mode_b == RIDGE_SCALE_BLK128 && !(im->call.flags & RIDGE_GROUPED_K)) /* groups of k: by the way of ROW128 */
         return fmaf(scale_a * scale_b, sum, acc);
     if (im->call.arg[RIDGE_GEMM_FP8_D].dtype == RIDGE_F32)
         return fmaf(scale_b, scale_a * sum, acc);

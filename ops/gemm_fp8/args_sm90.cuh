@@ -27,7 +27,7 @@ typedef struct gemm_args {
     CUtensorMap a, b, d, map_scale_a, map_scale_b;
     const float *scale_a, *scale_b;
     int64_t ld_a, ld_b; /* row strides of the scale tables; 0: one scale for the tensor */
-    /* by 128 of k: the scale of row r in block kb is at (r >> shift_a) * row_a + kb * step_a; shift_b is 0 */
+    /* by 128 of k: the scale of row r in block kb is at (r >> shift_a) * row_a + kb * step_a; of B likewise */
     int64_t row_a, step_a, row_b, step_b;
     char *out;
     const void *bias;
@@ -43,7 +43,7 @@ typedef struct gemm_args {
     uint64_t *flag, nonce;      /* flag[i] == nonce: partial accumulator i has been saved */
     uint64_t *progress;         /* data-parallel round that each cluster is in, or another launch's */
     int sync_every;             /* rounds after which clusters wait for each other; 0: never */
-    int shift_a;
+    int shift_a, shift_b;
     int scale_tma; /* scales by TMA, else by a warp, 4 bytes at a time */
     int dtype, aligned, accumulate, bias_f32;
     /* T::SMALL_M: */
@@ -72,8 +72,8 @@ typedef struct gemm_unit {
 } gemm_unit;
 
 /* T::GROUPED, of a work unit: its columns are rows of B from b_row on, its rows are rows of D from d_row on, of which
- * the tile ends at `last`, and its scales of B lie from row scale_b of their table on (SCALE_EPILOGUE: from that scale
- * on). */
+ * the tile ends at `last`, and its scales of B lie from row scale_b of their table on (SCALE_EPILOGUE and 1D1D: from
+ * that scale on; SCALE_EPILOGUE of a group without any k: -1). */
 typedef struct gemm_group {
     int b_row, d_row, last, scale_b;
 } gemm_group;

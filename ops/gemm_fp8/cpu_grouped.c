@@ -33,6 +33,22 @@ static ridge_operand operand_at(const ridge_operand *whole, int64_t row, int64_t
     return part;
 }
 
+/* A table of scales from those of row `row` in block `block` of k on; by tensor from that of matrix `matrix`. */
+static ridge_operand scales_at(const ridge_operand *table, uint32_t mode, bool transposed, int64_t row, int64_t matrix,
+                               int64_t block)
+{
+    switch (mode) {
+    case RIDGE_SCALE_TENSOR:
+        return operand_at(table, 0, matrix);
+    case RIDGE_SCALE_ROW:
+        return operand_at(table, 0, row);
+    case RIDGE_SCALE_ROW128:
+        return transposed ? operand_at(table, row, block) : operand_at(table, block, row);
+    default: /* RIDGE_SCALE_BLK128: a row of blocks */
+        return operand_at(table, row, block);
+    }
+}
+
 /* A group as a call of gemm_fp8. */
 static void part_of(const ridge_call *call, int64_t group, int64_t from, int64_t to, ridge_call *part)
 {
@@ -42,23 +58,25 @@ static void part_of(const ridge_call *call, int64_t group, int64_t from, int64_t
     const int64_t a_row = by_k ? 0 : mode == RIDGE_GROUPED_M ? from : group * m, b_row = by_k ? 0 : group * n;
     const int64_t d_row = mode == RIDGE_GROUPED_M ? from : group * m;
     const int64_t a_k = by_k ? from : 0, block = a_k / GEMM_BLOCK;
-    const uint32_t of_a = call->flags & RIDGE_SCALE, of_b = call->flags & RIDGE_SCALE_B;
-    const ridge_operand *arg = call->arg, *scale_a = &arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A],
-                        *scale_b = &arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B];
+    const uint32_t of_a = call->flags & RIDGE_SCALE, of_b = (call->flags & RIDGE_SCALE_B) >> 4;
+    const ridge_operand *arg = call->arg;
 
     *part = (ridge_call){.op = RIDGE_GEMM_FP8, .flags = call->flags & ~RIDGE_GROUPED};
     part->dim[0] = by_k ? m : to - from;
     part->dim[1] = n;
     part->dim[2] = by_k ? to - from : k;
     part->arg[RIDGE_GEMM_FP8_A] = operand_at(&arg[RIDGE_GEMM_FP8_GROUPED_A], a_row, a_k);
-    part->arg[RIDGE_GEMM_FP8_SCALE_A] = of_a == RIDGE_SCALE_TENSOR    ? *scale_a
-                                        : call->flags & RIDGE_SCALE_T ? operand_at(scale_a, a_row, block)
-                                                                      : operand_at(scale_a, block, a_row);
+    part->arg[RIDGE_GEMM_FP8_SCALE_A] = scales_at(
+        &arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A], of_a, call->flags & RIDGE_SCALE_T,
+        by_k && of_a == RIDGE_SCALE_ROW ? group * m : a_row, 0, block); /* BLK128: of k alone, from row 0 on */
     part->arg[RIDGE_GEMM_FP8_B] = operand_at(&arg[RIDGE_GEMM_FP8_GROUPED_B], b_row, a_k);
-    part->arg[RIDGE_GEMM_FP8_SCALE_B] = of_b == RIDGE_SCALE_B_BLK128
-                                            ? operand_at(scale_b, group * ridge_ceil_div(n, GEMM_BLOCK), 0)
-                                            : operand_at(scale_b, block, of_b == RIDGE_SCALE_B_TENSOR ? group : b_row);
+    part->arg[RIDGE_GEMM_FP8_SCALE_B] =
+        scales_at(&arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B], of_b, call->flags & RIDGE_SCALE_B_T,
+                  by_k ? of_b == RIDGE_SCALE_ROW ? group * n : 0
+                       : group * (of_b == RIDGE_SCALE_BLK128 ? ridge_ceil_div(n, GEMM_BLOCK) : n),
+                  by_k ? 0 : group, block);
     part->arg[RIDGE_GEMM_FP8_D] = operand_at(&arg[RIDGE_GEMM_FP8_GROUPED_D], d_row, 0);
+    part->arg[RIDGE_GEMM_FP8_BIAS] = operand_at(&arg[RIDGE_GEMM_FP8_GROUPED_BIAS], 0, group * n);
 }
 
 /* The row of gemm_fp8 that a row here runs. */

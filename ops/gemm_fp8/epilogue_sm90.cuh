@@ -9,17 +9,17 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* SCALE_EPILOGUE: the scales, once. Those of B pass through s->scale_b, which this mode does not use otherwise: 48
- * loads with an address each would spill. */
+/* SCALE_EPILOGUE: the scales, once. The tile's rows end before `last`. Those of B pass through s->scale_b, which this
+ * mode does not use otherwise: 48 loads with an address each would spill. */
 template <class T, int MODE>
 static __device__ __forceinline__ void gemm_scale_epilogue(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
-                                                           int local, int first_row, int first_col, int scale_b,
-                                                           float *fin)
+                                                           int local, int first_row, int last, int first_col,
+                                                           int scale_b, float *fin)
 {
-    const int thread = threadIdx.x % 128;
+    const int thread = threadIdx.x % 128, end = T::GROUPED ? last : p.m;
     float *columns = s->scale_b[warpgroup];
-    const float upper = p.scale_a[p.ld_a ? min(first_row + local, p.m - 1) : 0];
-    const float lower = p.scale_a[p.ld_a ? min(first_row + local + 8, p.m - 1) : 0];
+    const float upper = p.scale_a[p.ld_a ? min(first_row + local, end - 1) : 0];
+    const float lower = p.scale_a[p.ld_a ? min(first_row + local + 8, end - 1) : 0];
 
     for (int i = thread; i < T::BLOCK_N; i += 128)
         columns[i] = p.scale_b[scale_b + (p.ld_b ? min(first_col + i, p.n - 1) : 0)];
@@ -37,17 +37,20 @@ static __device__ __forceinline__ void gemm_scale_epilogue(const gemm_args &p, g
     ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* orders these reads before the next tile's writes */
 }
 
-template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gemm_args &p, int col)
+/* `first`: of the tile's group. */
+template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gemm_args &p, int first, int col)
 {
     if (!p.bias || col >= p.n)
         return 0.0f;
-    return p.bias_f32 ? ((const float *)p.bias)[col] : num_load<DTYPE>(p.bias, col);
+    return p.bias_f32 ? ((const float *)p.bias)[first + col] : num_load<DTYPE>(p.bias, first + col);
 }
 
 /* The same by what the kernel writes. OUT_ANY: 0, since gemm_store reads its own. */
-template <int OUT> static __device__ __forceinline__ float gemm_bias_of(const gemm_args &p, int col)
+template <int OUT> static __device__ __forceinline__ float gemm_bias_of(const gemm_args &p, int first, int col)
 {
-    return OUT == OUT_BF16 ? gemm_bias<RIDGE_BF16>(p, col) : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, col) : 0.0f;
+    return OUT == OUT_BF16  ? gemm_bias<RIDGE_BF16>(p, first, col)
+           : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, first, col)
+                            : 0.0f;
 }
 
 /* Thread t of the warpgroup brings the bias of column t of the tile, loads that of column 128 + t, and reads those of
@@ -59,8 +62,8 @@ static __device__ __forceinline__ void gemm_add_bias(const gemm_args &p, float *
     static_assert(T::BLOCK_N <= 256, "two columns a thread");
     if (threadIdx.x % 128 < T::BLOCK_N)
         columns[threadIdx.x % 128] = bias;
-    if (T::BLOCK_N > 128 && threadIdx.x % 128 < T::BLOCK_N - 128)
-        columns[128 + threadIdx.x % 128] = gemm_bias_of<OUT>(p, col + 128 + threadIdx.x % 128);
+    if (T::BLOCK_N > 128 && threadIdx.x % 128 < T::BLOCK_N - 128) /* no tile of groups */
+        columns[128 + threadIdx.x % 128] = gemm_bias_of<OUT>(p, 0, col + 128 + threadIdx.x % 128);
     ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128);
 #pragma unroll
     for (int j = 0; j < T::BLOCK_N / 8; j++) {
@@ -314,18 +317,18 @@ static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_m
         ptx_mbarrier_arrive(ptx_shared(&s->d_written[warpgroup]));
 }
 
-/* OUT_ANY: 64 x BLOCK_N results with their bias, to any dtype and address. */
+/* OUT_ANY: 64 x BLOCK_N results with their bias, that of the group from `first` on, to any dtype and address. */
 template <class T, int MODE, int DTYPE>
 static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup, int slice,
-                                                  int first_row, int last, int first_col, float *fin)
+                                                  int first_row, int last, int first_col, int first, float *fin)
 {
     const int thread = threadIdx.x % 128, lane = thread % 32, local = thread / 32 * 16 + lane / 4, pair = lane % 4;
 
     if (p.bias)
 #pragma unroll
         for (int j = 0; j < T::BLOCK_N / 8; j++) {
-            const float x = gemm_bias<DTYPE>(p, first_col + 8 * j + 2 * pair);
-            const float y = gemm_bias<DTYPE>(p, first_col + 8 * j + 2 * pair + 1);
+            const float x = gemm_bias<DTYPE>(p, first, first_col + 8 * j + 2 * pair);
+            const float y = gemm_bias<DTYPE>(p, first, first_col + 8 * j + 2 * pair + 1);
 
             fin[4 * j] += x;
             fin[4 * j + 1] += y;

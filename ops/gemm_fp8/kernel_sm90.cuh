@@ -206,12 +206,18 @@ static __device__ __forceinline__ void gemm_consume(const gemm_args &p, gemm_mem
 
 /* --------------------------------------------------------------------------------------------------------- epilogue */
 
-/* fin of a tile to D. bias: of this thread's column; parity: of the tiles that the warpgroup has finished; scale_b: the
- * first scale of B of the tile's group. */
+/* The first bias of the group of work unit `number`. */
+template <class T, int MODE>
+static __device__ __forceinline__ int gemm_first_bias(const gemm_args &p, const gemm_memory<T, MODE> *s, int number)
+{
+    return T::GROUPED == GROUPED_M && p.bias ? s->group[number % UNITS].b_row : 0;
+}
+
+/* fin of a tile to D. bias: of this thread's column; parity: of the tiles that the warpgroup has finished. */
 template <class T, int MODE, int OUT>
 static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
-                                                     int local, int row, int last, int col, int scale_b, float bias,
-                                                     int parity, float *fin)
+                                                     int local, int row, int last, int col, const gemm_group &group,
+                                                     float bias, int parity, float *fin)
 {
     enum { ROWS = 64 * T::SLICES, HALF = T::BLOCK_N / 2 };
 
@@ -220,8 +226,8 @@ static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_me
         const int first_row = row + warpgroup * ROWS + slice * 64;
         float *part = fin + slice * HALF;
 
-        if (MODE == SCALE_EPILOGUE)
-            gemm_scale_epilogue<T, MODE>(p, s, warpgroup, local + slice * 64, row, col, scale_b, part);
+        if (MODE == SCALE_EPILOGUE && (T::GROUPED != (int)GROUPED_K || group.scale_b >= 0))
+            gemm_scale_epilogue<T, MODE>(p, s, warpgroup, local + slice * 64, row, last, col, group.scale_b, part);
         if (OUT != OUT_ANY && p.bias)
             gemm_add_bias<T, OUT>(p, s->bias[warpgroup], warpgroup, bias, col, part);
         if (OUT == OUT_BF16)
@@ -229,11 +235,11 @@ static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_me
         else if (OUT == OUT_F32)
             gemm_store_f32<T, MODE>(p, s, warpgroup, slice, first_row, last, col, parity, part);
         else if (p.dtype == RIDGE_BF16)
-            gemm_store<T, MODE, RIDGE_BF16>(p, s, warpgroup, slice, first_row, last, col, part);
+            gemm_store<T, MODE, RIDGE_BF16>(p, s, warpgroup, slice, first_row, last, col, group.b_row, part);
         else if (p.dtype == RIDGE_F16)
-            gemm_store<T, MODE, RIDGE_F16>(p, s, warpgroup, slice, first_row, last, col, part);
+            gemm_store<T, MODE, RIDGE_F16>(p, s, warpgroup, slice, first_row, last, col, group.b_row, part);
         else
-            gemm_store<T, MODE, RIDGE_F32>(p, s, warpgroup, slice, first_row, last, col, part);
+            gemm_store<T, MODE, RIDGE_F32>(p, s, warpgroup, slice, first_row, last, col, group.b_row, part);
     }
 }
 
@@ -334,24 +340,26 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
         while (unit.end) {
             const int row = unit.row, col = unit.col, end = unit.end;
             const int last = T::GROUPED ? 0 : gemm_rows_end<T>(p, unit.row);
-            float bias = MODE == SCALE_1D1D ? 0.0f : gemm_bias_of<OUT>(p, col + thread);
+            float bias = 0.0f;
             float fin[T::SLICES * HALF];
 
-            if (T::GROUPED == GROUPED_M && T::WARPGROUPS > 1 &&
+            if (T::GROUPED == GROUPED_M && T::WARPGROUPS > 1 && (MODE != SCALE_1D1D || T::SCALE_OUTER) &&
                 row + warpgroup * ROWS >= s->group[number % UNITS].last) {
                 gemm_skip<T>(at, &ring, unit);
                 unit = gemm_read_unit(&s->unit[++number % UNITS]);
                 continue;
             }
+            if (MODE != SCALE_1D1D) /* else there is no register for it before */
+                bias = gemm_bias_of<OUT>(p, gemm_first_bias<T, MODE>(p, s, number), col + thread);
             gemm_consume<T, MODE, FORMATS>(p, s, at, split, &ring, unit, warpgroup, fin);
-            if (MODE == SCALE_1D1D) /* no register for it before */
-                bias = gemm_bias_of<OUT>(p, col + thread);
+            if (MODE == SCALE_1D1D)
+                bias = gemm_bias_of<OUT>(p, gemm_first_bias<T, MODE>(p, s, number), col + thread);
             if (T::GROUPED) {
                 const gemm_group group = s->group[number % UNITS];
 
                 unit = gemm_read_unit(&s->unit[++number % UNITS]);
                 gemm_epilogue<T, MODE, OUT>(p, s, warpgroup, local, row + group.d_row, group.last + group.d_row, col,
-                                            group.scale_b, bias, parity, fin);
+                                            group, bias, parity, fin);
                 parity ^= 1;
                 continue;
             }
@@ -362,7 +370,7 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
                     gemm_signal_own<T>(p, warpgroup);
                 continue;
             }
-            gemm_epilogue<T, MODE, OUT>(p, s, warpgroup, local, row, last, col, 0, bias, parity, fin);
+            gemm_epilogue<T, MODE, OUT>(p, s, warpgroup, local, row, last, col, {}, bias, parity, fin);
             parity ^= 1;
         }
         if (thread == 0)

@@ -11,8 +11,8 @@ enum { WIDTH = 32, BLOCK_N = 2 * WIDTH, CTAS = 2 };
 typedef struct grouped_args {
     mma_args p;
     group_args groups;
-    int64_t scale_step; /* from the scales of B of a group to those of the next */
-    int by_k, size;     /* size: bytes of an element of D */
+    int64_t scale_step_a, scale_step_b; /* from the scales of a group to those of the next: of A in groups of k alone */
+    int by_k, size, bias_size;          /* bytes of an element of D, and of a bias */
 } grouped_args;
 
 /* The arguments of a group. */
@@ -22,10 +22,12 @@ static __device__ __forceinline__ mma_args args_of_group(const grouped_args &g, 
     const int64_t row = g.groups.masked || g.by_k ? (int64_t)group * p.m : from;
 
     p.d += row * p.ldd * g.size;
+    p.bias = (const char *)p.bias + (int64_t)group * p.n * g.bias_size;
+    p.scale_b.at += group * g.scale_step_b;
     if (g.by_k) {
         p.a += from;
         p.b += from;
-        p.scale_a.at += from / BK * p.scale_a.block;
+        p.scale_a.at += group * g.scale_step_a + from / BK * p.scale_a.block;
         p.scale_b.at += from / BK * p.scale_b.block;
         p.k = (int)(to - from);
         p.blocks = p.k / BK;
@@ -34,7 +36,6 @@ static __device__ __forceinline__ mma_args args_of_group(const grouped_args &g, 
     p.a += row * p.lda;
     p.scale_a.at += row * p.scale_a.row;
     p.b += (int64_t)group * p.n * p.ldb;
-    p.scale_b.at += group * g.scale_step;
     p.m = (int)(to - from);
     p.tiles_m = (p.m + LARGE_M - 1) / LARGE_M;
     return p;
@@ -50,8 +51,8 @@ static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_grouped(const
     for (int group = 0; group < g.groups.groups && group_at(g.groups, group, &from, &to); group++) {
         const int rows = g.by_k ? g.p.m : (int)(to - from);
         /* D + 0 is D, to the sign of its zeros */
-        const int64_t tiles =
-            g.by_k && from == to && g.p.accumulate ? 0 : (int64_t)((rows + LARGE_M - 1) / LARGE_M) * g.p.tiles_n;
+        const bool idle = g.by_k && from == to && g.p.accumulate && g.p.bias_dtype == RIDGE_NONE;
+        const int64_t tiles = idle ? 0 : (int64_t)((rows + LARGE_M - 1) / LARGE_M) * g.p.tiles_n;
 
         if (index < tiles) {
             mma_large_tile<KIND_DECODE, E5_A, E5_B, WIDTH>(args_of_group(g, group, from, to), index, shared);
@@ -81,14 +82,28 @@ static int copy_bytes(const ridge_operand *x)
     return both % 16 == 0 ? 16 : both % 4 == 0 ? 4 : 1;
 }
 
+/* The table of A, or of B, whose rows follow each other. */
+static mma_scale scale_of(const ridge_operand *table, uint32_t mode, bool transposed)
+{
+    mma_scale s = {(const float *)table->data, 0, 0, 0};
+
+    if (mode == RIDGE_SCALE_ROW || mode == RIDGE_SCALE_ROW128)
+        s.row = transposed ? table->stride : 1;
+    if (mode == RIDGE_SCALE_ROW128)
+        s.block = transposed ? 1 : table->stride;
+    if (mode == RIDGE_SCALE_BLK128)
+        s = {(const float *)table->data, table->stride, 1, 7};
+    return s;
+}
+
 static grouped_args args_of(const ridge_call *call)
 {
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_GROUPED_A], *b = &call->arg[RIDGE_GEMM_FP8_GROUPED_B],
                         *d = &call->arg[RIDGE_GEMM_FP8_GROUPED_D],
                         *scale_a = &call->arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A],
-                        *scale_b = &call->arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B];
-    const uint32_t of_a = call->flags & RIDGE_SCALE, of_b = call->flags & RIDGE_SCALE_B;
-    const bool transposed = call->flags & RIDGE_SCALE_T, by_row = of_b == RIDGE_SCALE_B_ROW;
+                        *scale_b = &call->arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B],
+                        *bias = &call->arg[RIDGE_GEMM_FP8_GROUPED_BIAS];
+    const uint32_t of_a = call->flags & RIDGE_SCALE, of_b = (call->flags & RIDGE_SCALE_B) >> 4;
     grouped_args g = {};
     mma_args *p = &g.p;
 
@@ -102,20 +117,15 @@ static grouped_args args_of(const ridge_call *call)
     p->ldb = b->stride;
     p->ldd = d->stride;
     p->scale_last = of_a == RIDGE_SCALE_TENSOR || of_a == RIDGE_SCALE_ROW;
-    p->scale_a = {(const float *)scale_a->data,
-                  of_a == RIDGE_SCALE_TENSOR ? 0
-                  : transposed               ? scale_a->stride
-                                             : 1,
-                  p->scale_last ? 0
-                  : transposed  ? 1
-                                : scale_a->stride,
-                  0};
-    p->scale_b = {(const float *)scale_b->data, by_row || g.by_k, g.by_k ? scale_b->stride : 0, 0};
-    g.scale_step = by_row ? call->dim[1] : 1;
-    if (of_b == RIDGE_SCALE_B_BLK128) {
-        p->scale_b = {(const float *)scale_b->data, scale_b->stride, 1, 7};
-        g.scale_step = ridge_ceil_div(call->dim[1], BK) * scale_b->stride;
-    }
+    p->scale_a = scale_of(scale_a, of_a, call->flags & RIDGE_SCALE_T);
+    p->scale_b = scale_of(scale_b, of_b, call->flags & RIDGE_SCALE_B_T);
+    if (g.by_k) {
+        g.scale_step_a = of_a == RIDGE_SCALE_ROW ? call->dim[0] : 0;
+        g.scale_step_b = of_b == RIDGE_SCALE_ROW ? call->dim[1] : 0;
+    } else
+        g.scale_step_b = of_b == RIDGE_SCALE_TENSOR   ? 1
+                         : of_b == RIDGE_SCALE_BLK128 ? ridge_ceil_div(call->dim[1], BK) * scale_b->stride
+                                                      : call->dim[1] * p->scale_b.row;
     p->m = (int)call->dim[0];
     p->n = (int)call->dim[1];
     p->k = (int)call->dim[2];
@@ -125,7 +135,9 @@ static grouped_args args_of(const ridge_call *call)
     p->copy_a = copy_bytes(a);
     p->copy_b = copy_bytes(b);
     p->dtype = (int)d->dtype;
-    p->bias_dtype = RIDGE_NONE;
+    p->bias = bias->data;
+    p->bias_dtype = (int)bias->dtype;
+    g.bias_size = bias->dtype == RIDGE_NONE ? 0 : (int)ridge_dtype_size(bias->dtype);
     p->accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
     p->paired = ((uint64_t)(uintptr_t)p->d | (uint64_t)p->ldd * (uint64_t)g.size) % (uint64_t)(2 * g.size) == 0;
     return g;

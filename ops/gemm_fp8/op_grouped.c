@@ -5,20 +5,34 @@
 #define F32 (1u << RIDGE_F32)
 #define BY_M (RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_BLK128)
 #define BY_K (RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_ROW128)
-#define NO_PAIR                                                                                                   \
-    "the scalings of a and b must be row128 or row128_t and blk128, or tensor or row each; with RIDGE_GROUPED_K " \
-    "row128 both"
+#define NO_PAIR                                                                                                  \
+    "the scalings of a and b are no legal pair (tensor or row x tensor or row, row128 x blk128 or row128, of k " \
+    "blk128 x row128 too; row128_t for all row128)"
 
-/* The pairs of scale modes that are legal, the last with RIDGE_GROUPED_K alone. */
-static const char *const pair_names[] = {"row128_blk128", "tensor",          "row",           "row_tensor",
-                                         "tensor_row",    "row128_t_blk128", "row128_row128", NULL};
-static const uint32_t pair_bits[] = {BY_M,
-                                     RIDGE_SCALE_TENSOR | RIDGE_SCALE_B_TENSOR,
-                                     RIDGE_SCALE_ROW | RIDGE_SCALE_B_ROW,
-                                     RIDGE_SCALE_ROW | RIDGE_SCALE_B_TENSOR,
-                                     RIDGE_SCALE_TENSOR | RIDGE_SCALE_B_ROW,
-                                     RIDGE_SCALE_ROW128 | RIDGE_SCALE_T | RIDGE_SCALE_B_BLK128,
-                                     BY_K};
+/* The pairs of scale modes that are legal, those of blk128 x row128 with RIDGE_GROUPED_K alone. */
+static const char *const pair_names[] = {"row128_blk128",
+                                         "tensor",
+                                         "row",
+                                         "row_tensor",
+                                         "tensor_row",
+                                         "row128_t_blk128",
+                                         "row128_row128",
+                                         "blk128_row128",
+                                         "row128_t_row128_t",
+                                         "blk128_row128_t",
+                                         NULL};
+static const uint32_t pair_bits[] = {
+    BY_M,
+    RIDGE_SCALE_TENSOR | RIDGE_SCALE_B_TENSOR,
+    RIDGE_SCALE_ROW | RIDGE_SCALE_B_ROW,
+    RIDGE_SCALE_ROW | RIDGE_SCALE_B_TENSOR,
+    RIDGE_SCALE_TENSOR | RIDGE_SCALE_B_ROW,
+    RIDGE_SCALE_ROW128 | RIDGE_SCALE_T | RIDGE_SCALE_B_BLK128,
+    BY_K,
+    RIDGE_SCALE_BLK128 | RIDGE_SCALE_B_ROW128,
+    RIDGE_SCALE_ROW128 | RIDGE_SCALE_T | RIDGE_SCALE_B_ROW128 | RIDGE_SCALE_B_T,
+    RIDGE_SCALE_BLK128 | RIDGE_SCALE_B_ROW128 | RIDGE_SCALE_B_T,
+};
 
 static const char *const mode_names[] = {"m", "k", "masked", NULL};
 
@@ -30,20 +44,15 @@ static const ridge_field fields[] = {
     {.name = "scales", .kind = RIDGE_FIELD_CHOICE, .mask = GEMM_SCALES, .choices = pair_names, .bits = pair_bits},
     DTYPE("offsets", RIDGE_GEMM_FP8_GROUPED_OFFSETS),
     HAS("bad", RIDGE_GEMM_FP8_GROUPED_BAD),
+    HAS("bias", RIDGE_GEMM_FP8_GROUPED_BIAS),
     FLAG("accumulate", RIDGE_ACCUMULATE),
     END,
 };
 
-/* A problem text with mode=k need not name its one pair of scalings. */
-static void derive(ridge_call *call)
-{
-    if ((call->flags & RIDGE_GROUPED) == RIDGE_GROUPED_K && (call->flags & GEMM_SCALES) == BY_M)
-        call->flags = (call->flags & ~GEMM_SCALES) | BY_K;
-}
-
 static const char *rule(const ridge_call *call)
 {
     const uint32_t mode = call->flags & RIDGE_GROUPED, d = call->arg[RIDGE_GEMM_FP8_GROUPED_D].dtype;
+    const uint32_t bias = call->arg[RIDGE_GEMM_FP8_GROUPED_BIAS].dtype;
     const int64_t m = call->dim[0], n = call->dim[1], k = call->dim[2], groups = call->dim[3];
     int pair = 0;
 
@@ -51,8 +60,10 @@ static const char *rule(const ridge_call *call)
         return "RIDGE_GROUPED_K and RIDGE_GROUPED_MASKED exclude each other";
     while (pair_names[pair] && pair_bits[pair] != (call->flags & GEMM_SCALES))
         pair++;
-    if (!pair_names[pair] || (mode == RIDGE_GROUPED_K) != (pair_bits[pair] == BY_K))
+    if (!pair_names[pair])
         return NO_PAIR;
+    if ((call->flags & RIDGE_SCALE) == RIDGE_SCALE_BLK128 && mode != RIDGE_GROUPED_K)
+        return "scales of a by 128 x 128 need RIDGE_GROUPED_K: two groups of rows would share a block";
     if (call->arg[RIDGE_GEMM_FP8_GROUPED_A].dtype == RIDGE_E5M2 &&
         call->arg[RIDGE_GEMM_FP8_GROUPED_B].dtype == RIDGE_E5M2)
         return "operands a and b are both e5m2; one must be e4m3";
@@ -60,6 +71,8 @@ static const char *rule(const ridge_call *call)
         return "RIDGE_ACCUMULATE needs RIDGE_GROUPED_K";
     if ((call->flags & RIDGE_ACCUMULATE) && d == RIDGE_F16)
         return "operand d is f16; RIDGE_ACCUMULATE needs bf16 or f32";
+    if (bias != RIDGE_NONE && bias != RIDGE_F32 && bias != d)
+        return "operand bias has neither dtype f32 nor that of d";
     if (m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || groups > INT32_MAX ||
         (mode != RIDGE_GROUPED_M && m * groups > INT32_MAX) || (mode != RIDGE_GROUPED_K && n * groups > INT32_MAX))
         return "m, n, k, groups * m and groups * n must be below 2^31";
@@ -80,22 +93,30 @@ static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols
         break;
     case RIDGE_GEMM_FP8_GROUPED_SCALE_A:
         ridge_gemm_scales_extent(mode_a, call->flags & RIDGE_SCALE_T, a_rows, k, rows, cols);
+        if (mode == RIDGE_GROUPED_K && mode_a == RIDGE_SCALE_ROW)
+            *cols *= groups;
         break;
     case RIDGE_GEMM_FP8_GROUPED_B:
         ridge_set_extent(rows, cols, b_rows, k);
         break;
     case RIDGE_GEMM_FP8_GROUPED_SCALE_B:
-        ridge_gemm_scales_extent(mode_b, false, mode_b == RIDGE_SCALE_BLK128 ? n : b_rows, k, rows, cols);
-        if (mode_b == RIDGE_SCALE_BLK128) /* the blocks begin anew in each group */
+        ridge_gemm_scales_extent(mode_b, call->flags & RIDGE_SCALE_B_T, mode_b == RIDGE_SCALE_BLK128 ? n : b_rows, k,
+                                 rows, cols);
+        if (mode_b == RIDGE_SCALE_BLK128 && mode != RIDGE_GROUPED_K) /* the blocks begin anew in each group */
             *rows *= groups;
-        if (mode_b == RIDGE_SCALE_TENSOR)
+        if (mode_b == RIDGE_SCALE_TENSOR && mode != RIDGE_GROUPED_K)
             *cols = groups;
+        if (mode_b == RIDGE_SCALE_ROW && mode == RIDGE_GROUPED_K)
+            *cols *= groups;
         break;
     case RIDGE_GEMM_FP8_GROUPED_D:
         ridge_set_extent(rows, cols, mode == RIDGE_GROUPED_M ? call->dim[0] : groups * call->dim[0], n);
         break;
     case RIDGE_GEMM_FP8_GROUPED_OFFSETS:
         ridge_set_extent(rows, cols, 1, mode == RIDGE_GROUPED_MASKED ? groups : groups + 1);
+        break;
+    case RIDGE_GEMM_FP8_GROUPED_BIAS:
+        ridge_set_extent(rows, cols, 1, groups * n);
         break;
     default:
         ridge_set_extent(rows, cols, 1, 1);
@@ -142,20 +163,24 @@ const ridge_op_row ridge_op_gemm_fp8_grouped = {
     .summary = "gemm_fp8 for each group of rows, or of k, by offsets on the device",
     .dims = 4,
     .dim_name = {"m", "n", "k", "groups"},
-    .args = 7,
+    .args = 8,
     .arg =
         {
             {"a", RIDGE_IN, 0, -1, RIDGE_MATRIX, FP8, 0, "[m, k]; mode=masked: [groups * m, k]"},
             {"scale_a", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0,
-             "[1]; [rows of a]; [ceil(k/128), rows of a] or its transpose"},
+             "[1]; [rows of a], mode=k: [groups * m]; [ceil(k/128), rows of a] or its transpose; mode=k: "
+             "[ceil(m/128), ceil(k/128)]"},
             {"b", RIDGE_IN, 0, -1, RIDGE_MATRIX, FP8, 0, "[groups * n, k]; mode=k: [n, k]"},
             {"scale_b", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0,
-             "[groups]; [groups * n]; [groups * ceil(n/128), ceil(k/128)]; mode=k: [ceil(k/128), n]"},
+             "[groups], mode=k: [1]; [groups * n]; [groups * ceil(n/128), ceil(k/128)], mode=k: [ceil(n/128), "
+             "ceil(k/128)]; "
+             "[ceil(k/128), rows of b] or its transpose"},
             {"d", RIDGE_OUT, 0, -1, RIDGE_MATRIX, RIDGE_FLOATS, 0,
              "[m, n], else [groups * m, n]; an input too with accumulate"},
             {"offsets", RIDGE_IN, 0, -1, RIDGE_VECTOR, 1u << RIDGE_I32 | 1u << RIDGE_I64, 0,
              "[groups + 1]; mode=masked: [groups]"},
             {"bad", RIDGE_OUT, 1, -1, RIDGE_VECTOR, 1u << RIDGE_I32, 0, "[1]"},
+            {"bias", RIDGE_IN, 1, -1, RIDGE_VECTOR, RIDGE_FLOATS, 0, "[groups * n]"},
         },
     .fields = fields,
     .flags = GEMM_SCALES | RIDGE_GROUPED | RIDGE_ACCUMULATE,
@@ -164,7 +189,6 @@ const ridge_op_row ridge_op_gemm_fp8_grouped = {
     .rule = rule,
     .extent = extent,
     .role = role,
-    .derive = derive,
     .flops = flops,
     .defaults = defaults,
 };

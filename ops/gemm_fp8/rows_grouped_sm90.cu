@@ -34,6 +34,18 @@ static double most_tiles(const gemm_variant *v, uint32_t flags, const int64_t *d
 
 /* ----------------------------------------------------------------------------------------------------------- launch */
 
+enum { GROUPED_SCALES = RIDGE_SCALE | RIDGE_SCALE_B | RIDGE_SCALE_T | RIDGE_SCALE_B_T };
+
+/* SCALE_*. Groups of k have no kernel for scales of B by 128 x 128: they take the way of those by row. */
+static int mode_of(uint32_t flags)
+{
+    const uint32_t of_b = flags & RIDGE_SCALE_B;
+
+    if (of_b == RIDGE_SCALE_B_TENSOR || of_b == RIDGE_SCALE_B_ROW)
+        return SCALE_EPILOGUE;
+    return of_b == RIDGE_SCALE_B_BLK128 && (flags & RIDGE_GROUPED) != RIDGE_GROUPED_K ? SCALE_1D2D : SCALE_1D1D;
+}
+
 static bool scales_by_tma(const float *scale, int64_t ld)
 {
     return ((uintptr_t)scale | (uintptr_t)(ld * 4)) % 16 == 0;
@@ -46,7 +58,6 @@ static gemm_args make_args(const ridge_bound *bound, const gemm_variant *v)
     const ridge_operand *arg = call->arg, *d = &arg[RIDGE_GEMM_FP8_GROUPED_D];
     const uint32_t mode = call->flags & RIDGE_GROUPED, of_a = call->flags & RIDGE_SCALE,
                    of_b = call->flags & RIDGE_SCALE_B;
-    const bool transposed = call->flags & RIDGE_SCALE_T;
     gemm_args p = {};
 
     p.m = (int)bound->rows[RIDGE_GEMM_FP8_GROUPED_A];
@@ -57,19 +68,29 @@ static gemm_args make_args(const ridge_bound *bound, const gemm_variant *v)
     p.scale_b = (const float *)arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B].data;
     p.ld_a = of_a == RIDGE_SCALE_TENSOR ? 0 : arg[RIDGE_GEMM_FP8_GROUPED_SCALE_A].stride;
     p.ld_b = of_b == RIDGE_SCALE_B_TENSOR ? 0 : arg[RIDGE_GEMM_FP8_GROUPED_SCALE_B].stride;
-    p.scale_step = of_b == RIDGE_SCALE_B_BLK128 ? (int)ridge_ceil_div(p.n, 128) : of_b == RIDGE_SCALE_B_ROW ? p.n : 1;
-    p.row_a = transposed ? p.ld_a : 1;
-    p.step_a = transposed ? 1 : p.ld_a;
-    p.row_b = 1;
-    p.step_b = p.ld_b;
+    p.shift_a = of_a == RIDGE_SCALE_BLK128 ? 7 : 0;
+    p.shift_b = of_b == RIDGE_SCALE_B_BLK128 ? 7 : 0;
+    p.row_a = p.shift_a || call->flags & RIDGE_SCALE_T ? p.ld_a : 1;
+    p.step_a = p.shift_a || call->flags & RIDGE_SCALE_T ? 1 : p.ld_a;
+    p.row_b = p.shift_b || call->flags & RIDGE_SCALE_B_T ? p.ld_b : 1;
+    p.step_b = p.shift_b || call->flags & RIDGE_SCALE_B_T ? 1 : p.ld_b;
     p.scale_a_skew = (int)((uintptr_t)p.scale_a % 16 / 4);
-    if (mode == RIDGE_GROUPED_K)
-        p.scale_tma = scales_by_tma(p.scale_a, p.ld_a) && scales_by_tma(p.scale_b, p.ld_b);
-    else /* gemm_flat_scales */
-        p.scale_tma = of_a == RIDGE_SCALE_ROW128 && !transposed && p.ld_a * p.k_blocks < 0x7fffff00;
+    if (mode == RIDGE_GROUPED_K) {
+        p.scale_step = of_b == RIDGE_SCALE_B_ROW ? p.n : 0;
+        p.scale_tma = (call->flags & GROUPED_SCALES) == (RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_ROW128) &&
+                      scales_by_tma(p.scale_a, p.ld_a) && scales_by_tma(p.scale_b, p.ld_b);
+    } else { /* by TMA: gemm_flat_scales */
+        p.scale_step = of_b == RIDGE_SCALE_B_BLK128   ? (int)ridge_ceil_div(p.n, 128)
+                       : of_b == RIDGE_SCALE_B_TENSOR ? 1
+                                                      : p.n;
+        p.scale_tma = (call->flags & GROUPED_SCALES) == (RIDGE_SCALE_ROW128 | RIDGE_SCALE_B_BLK128) &&
+                      p.ld_a * p.k_blocks < 0x7fffff00;
+    }
     p.dtype = (int)d->dtype;
     p.out = (char *)d->data;
     p.stride = d->stride;
+    p.bias = arg[RIDGE_GEMM_FP8_GROUPED_BIAS].data;
+    p.bias_f32 = arg[RIDGE_GEMM_FP8_GROUPED_BIAS].dtype == RIDGE_F32;
     p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
     p.aligned = ((uintptr_t)d->data | (uintptr_t)(p.stride * (int64_t)ridge_dtype_size(d->dtype))) % 16 == 0;
     p.offsets = arg[RIDGE_GEMM_FP8_GROUPED_OFFSETS].data;
@@ -80,7 +101,7 @@ static gemm_args make_args(const ridge_bound *bound, const gemm_variant *v)
 }
 
 static ridge_status make_maps(const ridge_device *device, const ridge_bound *bound, const gemm_shape *t, int block_m,
-                              int out, gemm_args *p)
+                              int out, int mode, gemm_args *p)
 {
     const ridge_operand *a = &bound->call.arg[RIDGE_GEMM_FP8_GROUPED_A],
                         *b = &bound->call.arg[RIDGE_GEMM_FP8_GROUPED_B];
@@ -98,7 +119,7 @@ static ridge_status make_maps(const ridge_device *device, const ridge_bound *bou
                                  b->stride, BK, t->block_n, 128);
     if (!status && p->aligned && !p->accumulate && p->dtype != RIDGE_F32)
         status = host_tensor_map(device, &p->d, p->dtype, p->out, p->n, d_rows, p->stride, cols, 64, 2 * cols);
-    if (!status && out == OUT_F32 && by_k)
+    if (!status && out == OUT_F32 && by_k && mode == SCALE_1D1D)
         status = host_tensor_map(device, &p->d, p->dtype, p->out, p->n, d_rows, p->stride, 32, 64, 128);
     if (!status && p->scale_tma && by_k)
         status =
@@ -118,8 +139,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     const ridge_call *call = &bound->call;
     const gemm_variant *v = variant_of(kernel);
     const gemm_shape *t = &v->shape;
-    const uint32_t of_b = call->flags & RIDGE_SCALE_B;
-    const int mode = t->grouped == GROUPED_K ? SCALE_1D1D : of_b == RIDGE_SCALE_B_BLK128 ? SCALE_1D2D : SCALE_EPILOGUE;
+    const int mode = mode_of(call->flags);
     const int formats = call->arg[RIDGE_GEMM_FP8_GROUPED_A].dtype == RIDGE_E5M2   ? WGMMA_E5M2_E4M3
                         : call->arg[RIDGE_GEMM_FP8_GROUPED_B].dtype == RIDGE_E5M2 ? WGMMA_E4M3_E5M2
                                                                                   : WGMMA_E4M3_E4M3;
@@ -130,7 +150,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                     : p.dtype == RIDGE_BF16 && !p.accumulate ? OUT_BF16
                                                              : OUT_ANY;
     const int64_t most = clusters_of(device, t), clusters = tiles < (double)most ? (int64_t)tiles : most;
-    ridge_status status = make_maps(device, bound, t, v->block_m, out, &p);
+    ridge_status status = make_maps(device, bound, t, v->block_m, out, mode, &p);
 
     if (!status)
         status = groups_report_bad(device, kernel, bound, stream);
@@ -150,14 +170,19 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
     const gemm_shape *t = &variant_of(kernel)->shape;
     const bool by_k = (problem->flags & RIDGE_GROUPED) == RIDGE_GROUPED_K;
     const bool f32 = problem->dtype[RIDGE_GEMM_FP8_GROUPED_D] == RIDGE_F32;
+    const int mode = mode_of(problem->flags);
 
     if ((t->grouped == GROUPED_K) != by_k)
         return by_k ? "is for groups of rows" : "is for groups of k";
-    if (by_k && f32 != !t->scale_outer)
-        return f32 ? "is for d of 16 bits" : "is for d of f32";
+    if (!(t->modes >> mode & 1))
+        return "does not have these scales";
+    if (mode == SCALE_1D1D && f32 != !t->scale_outer)
+        return f32 ? "is for d of 16 bits" : "with these scales is for d of f32";
+    if (by_k && problem->dtype[RIDGE_GEMM_FP8_GROUPED_BIAS] != RIDGE_NONE)
+        return "has no bias for groups of k";
     if (m == 0 || n == 0 || k == 0 || groups == 0)
         return "nothing to multiply";
-    if (by_k && f32 && m % 64) /* TMA stores D in boxes of 64 rows */
+    if (by_k && f32 && mode == SCALE_1D1D && m % 64) /* TMA stores D in boxes of 64 rows */
         return "needs m to be a multiple of 64";
     if (problem->inputs_align < 4 || (problem->packed && k % 16))
         return "TMA needs rows of a and b that begin at multiples of 16 bytes";
@@ -183,7 +208,8 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const double blocks = ceil(k / BK) / (by_k ? groups : 1);
     const double slices = rows <= 64 ? 1 : ceil(rows / 64), tiles_m = ceil(slices / t->warpgroups);
     const double tiles = groups * tiles_m * (double)tiles_n_of(v, problem->dim[1]);
-    const double rate = (by_k ? t->rate_1d1d : t->rate) * 1e6 / 132 * host_sm_share(device);
+    const double rate =
+        (mode_of(problem->flags) == SCALE_1D1D ? t->rate_1d1d : t->rate) * 1e6 / 132 * host_sm_share(device);
     const double full = 2 * BK * (double)v->block_m * t->block_n / rate, least = t->block_us * 1.98 / device->clock_ghz;
     const double share = by_k ? 1 : slices / tiles_m / t->warpgroups;
     const double block = full > least ? least + share * (full - least) : least;
@@ -213,6 +239,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 /* clang-format off */
 static const ridge_kernel rows[] = {
     GEMM_TILES_GROUPED_M(ROW)
+    GEMM_TILES_GROUPED_1D1D(ROW)
     GEMM_TILES_GROUPED_FEW(ROW)
     GEMM_TILES_GROUPED_K(ROW)
 };

@@ -29,7 +29,9 @@ template <class T, int MODE> static __device__ void gemm_produce_scales(const ge
         for (int i = 0; i < A + B; i++) {
             const int row = min(unit.row + lane + 32 * i, p.m - 1), col = min(unit.col + lane + 32 * (i - A), p.n - 1);
 
-            from[i] = i >= A ? p.scale_b + col * p.row_b : p.scale_a + (row >> p.shift_a) * p.row_a;
+            from[i] =
+                i >= A ? p.scale_b + ((T::GROUPED == (int)GROUPED_M ? group.scale_b : 0) + (col >> p.shift_b)) * p.row_b
+                       : p.scale_a + (row >> p.shift_a) * p.row_a;
             from[i] += unit.begin * (i < A ? p.step_a : p.step_b);
             if (T::GROUPED == (int)GROUPED_K && unit.begin == p.k_blocks)
                 from[i] = &gemm_zero;

@@ -99,7 +99,7 @@ static __device__ gemm_unit gemm_grouped_unit_at(const gemm_args &p, int number,
         }
         raster_tile(r, index - walk->first, &tile_m, &tile_n);
         if (by_k) {
-            *its = {0, walk->group * p.m, rows, 0};
+            *its = {0, walk->group * p.m, rows, empty ? -1 : walk->group * p.scale_step};
             return {tile_m * T::BLOCK_M, (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N, empty ? p.k_blocks : from / BK,
                     empty ? p.k_blocks + 1 : to / BK};
         }

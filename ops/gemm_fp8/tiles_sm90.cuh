@@ -62,17 +62,24 @@ typedef struct gemm_shape {
          .modes = MODE_1D2D, .small_m = 1, .rate = 1175)
 
 /* Tiles of gemm_fp8_grouped: a cluster's CTAs lie side by side, so that they have the rows of one group. */
-#define GEMM_TILES_GROUPED_K(TILE)                                                                            \
-    TILE(k192x128, .warpgroups = 3, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 4, \
-         .stages_f32 = 3, .modes = MODE_1D1D, .out_f32 = 1, .grouped = GROUPED_K, .rate_1d1d = 940)           \
-    TILE(k192x96, .warpgroups = 3, .slices = 1, .block_n = 96, .cluster_m = 1, .cluster_n = 2, .stages = 4,   \
+#define GEMM_TILES_GROUPED_K(TILE)                                                                              \
+    TILE(k192x128, .warpgroups = 3, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 4,   \
+         .stages_f32 = 3, .modes = MODE_EPILOGUE | MODE_1D1D, .out_f32 = 1, .grouped = GROUPED_K, .rate = 1280, \
+         .rate_1d1d = 940)                                                                                      \
+    TILE(k192x96, .warpgroups = 3, .slices = 1, .block_n = 96, .cluster_m = 1, .cluster_n = 2, .stages = 4,     \
          .modes = MODE_1D1D, .scale_outer = 1, .grouped = GROUPED_K, .rate_1d1d = 1020)
 
-#define GEMM_TILES_GROUPED_M(TILE)                                                                               \
-    TILE(m192x128, .warpgroups = 3, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 4,    \
-         .modes = MODE_EPILOGUE | MODE_1D2D, .out_f32 = 1, .grouped = GROUPED_M, .rate = 1280, .block_us = 0.26) \
-    TILE(m128x128, .warpgroups = 2, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 5,    \
+#define GEMM_TILES_GROUPED_M(TILE)                                                                            \
+    TILE(m192x128, .warpgroups = 3, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 4, \
+         .modes = MODE_EPILOGUE | MODE_1D2D | MODE_1D1D, .out_f32 = 1, .grouped = GROUPED_M, .rate = 1280,    \
+         .rate_1d1d = 940, .block_us = 0.26)                                                                  \
+    TILE(m128x128, .warpgroups = 2, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 5, \
          .modes = MODE_EPILOGUE | MODE_1D2D, .out_f32 = 1, .grouped = GROUPED_M, .rate = 1260, .block_us = 0.2)
+
+/* For groups of rows with scales of B by row and 128 of k, to 16 bits; to f32 m192x128 has them. */
+#define GEMM_TILES_GROUPED_1D1D(TILE)                                                                       \
+    TILE(m192x96, .warpgroups = 3, .slices = 1, .block_n = 96, .cluster_m = 1, .cluster_n = 2, .stages = 4, \
+         .modes = MODE_1D1D, .scale_outer = 1, .grouped = GROUPED_M, .rate_1d1d = 1020, .block_us = 0.26)
 
 /* For groups of few rows; no cluster. */
 #define GEMM_TILES_GROUPED_FEW(TILE)                                                                         \
@@ -101,6 +108,7 @@ GEMM_TILES_SMALL_M(GEMM_DECLARE)
 GEMM_TILES_N96_N160(GEMM_DECLARE)
 GEMM_TILES_GROUPED_K(GEMM_DECLARE)
 GEMM_TILES_GROUPED_M(GEMM_DECLARE)
+GEMM_TILES_GROUPED_1D1D(GEMM_DECLARE)
 GEMM_TILES_GROUPED_FEW(GEMM_DECLARE)
 }
 
@@ -138,7 +146,9 @@ template <class T, int MODE, int FORMATS, int OUT> constexpr gemm_function *gemm
         return gemm_sm90<gemm_staged<T>, MODE, FORMATS, OUT_F32>;
     else if constexpr (OUT == OUT_F32 && (!T::shape.out_f32 || (MODE != SCALE_1D1D && FORMATS != WGMMA_E4M3_E4M3)))
         return gemm_sm90<T, MODE, FORMATS, OUT_ANY>; /* gradients, which have E5M2, are f32 in 1D1D only */
-    else if constexpr (OUT == OUT_BF16 && MODE == SCALE_1D1D && !T::SCALE_OUTER) /* why_not: writes f32 only */
+    else if constexpr (MODE == SCALE_1D1D &&
+                       !T::SCALE_OUTER && /* why_not: writes f32 only; of groups of rows it is rare */
+                       (OUT == OUT_BF16 || T::GROUPED == (int)GROUPED_M))
         return gemm_sm90<T, MODE, FORMATS, OUT_ANY>;
     else
         return gemm_sm90<T, MODE, FORMATS, OUT>;

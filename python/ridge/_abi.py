@@ -290,7 +290,7 @@ SLOTS = {
         'shared': 8, 'residual': 9,
     },
     'gemm_fp8_grouped': {
-        'a': 0, 'scale_a': 1, 'b': 2, 'scale_b': 3, 'd': 4, 'offsets': 5, 'bad': 6,
+        'a': 0, 'scale_a': 1, 'b': 2, 'scale_b': 3, 'd': 4, 'offsets': 5, 'bad': 6, 'bias': 7,
     },
     'moe_permute': {
         'ids': 0, 'offsets': 1, 'rows': 2, 'place': 3,

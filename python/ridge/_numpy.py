@@ -154,16 +154,18 @@ def fp8_gemm(a: Array, scale_a: Array, b: Array, scale_b: Array, *, scales: str 
 
 
 def gemm_fp8_grouped(a: Array, scale_a: Array, b: Array, scale_b: Array, offsets: Array, *, mode: str = "m",
-                     scales: str = "row128_blk128", out_dtype: Any = "f32", out: Optional[Array] = None,
-                     dtype: Any = "e4m3") -> Array:
+                     scales: Optional[str] = None, out_dtype: Any = "f32", out: Optional[Array] = None,
+                     bias: Optional[Array] = None, dtype: Any = "e4m3") -> Array:
     """A product a group (an expert). mode "m": a [m, k], b [groups, n, k], d [m, n], group g has the rows offsets[g] ..
     offsets[g + 1]; "k": a [m, k], b [n, k], d [groups, m, n], group g has those elements of k, multiples of 128, and is
-    added to `out` if there is one; "masked": a [groups, m, k], of which the first offsets[g] rows count. Scales as
-    quantize_fp8 gives them ("row128" of a's rows, "blk128" of each b; mode "k": "row128" of both, whatever `scales` says);
-    `scales` "tensor", "row", "row_tensor" or "tensor_row": scale_a [1] or [rows], scale_b [groups] or [groups, n]. What
-    belongs to no group of `out`, or of a result that is made here, is left as it was."""
-    _arrays("gemm_fp8_grouped", a=a, scale_a=scale_a, b=b, scale_b=scale_b, offsets=offsets, out=(out, None))
-    d, bad = ops.gemm_fp8_grouped(_fp8(_number(dtype)), a, scale_a, b, scale_b, offsets, mode, _number(out_dtype), out, scales)
+    added to `out` if there is one; "masked": a [groups, m, k], of which the first offsets[g] rows count. bias [groups, n].
+    `scales` as of fp8_gemm, by default "row128_blk128", mode "k": "row128_row128"; those of a by 128 x 128 need mode "k". A
+    scale by tensor: of a one, of b one a group (mode "k": one); by row: of each row of a, [groups, n] of b (mode "k": also
+    [groups, m] of a); "blk128" of each b. What belongs to no group of `out`, or of a result that is made here, is left as it
+    was."""
+    _arrays("gemm_fp8_grouped", a=a, scale_a=scale_a, b=b, scale_b=scale_b, offsets=offsets, out=(out, None), bias=(bias, None))
+    d, bad = ops.gemm_fp8_grouped(_fp8(_number(dtype)), a, scale_a, b, scale_b, offsets, mode, _number(out_dtype), out, scales,
+                                  bias)
     if bad[0]:
         raise ArgumentError(f"offsets of group {bad[0] - 1} decrease, reach outside, or are no multiples of 128 (mode 'k')")
     return d

@@ -370,11 +370,11 @@ def fp8_gemm(xp, a, scale_a, b, scale_b, scales, out_dtype, bias, out, adds=True
 GROUPED = {"m": A.GROUPED_M, "k": A.GROUPED_K, "masked": A.GROUPED_MASKED}
 
 
-def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out, scales="row128_blk128", report=True):
+def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out, scales=None, bias=None, report=True):
     """(d, bad) of a product a group; into `out`, with mode "k" by accumulation, if there is one. Without `report` bad is None,
     and one kernel less runs."""
     flag, by_k, masked = pick(GROUPED, mode, "mode"), mode == "k", mode == "masked"
-    mode_a, mode_b = PAIRS["row128_row128"] if by_k else pick(PAIRS, scales, "scales")
+    mode_a, mode_b = pick(PAIRS, scales or ("row128_row128" if by_k else "row128_blk128"), "scales")
     if len(a.shape) != (3 if masked else 2) or len(b.shape) != (2 if by_k else 3) or len(offsets.shape) != 1:
         raise ArgumentError(f"mode {mode!r}: a has {len(a.shape)} dimensions, b {len(b.shape)}, offsets {len(offsets.shape)}")
     m, n, k = a.shape[-2], b.shape[-2], a.shape[-1]
@@ -383,15 +383,20 @@ def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out, 
         raise ArgumentError(f"a has {k} columns, b {b.shape[-1]}: both operands have the contraction last")
     if groups < 0 or (masked and a.shape[0] != groups) or (not by_k and b.shape[0] != groups):
         raise ArgumentError(f"offsets are those of {groups} groups, a has shape {list(a.shape)}, b {list(b.shape)}")
-    shape_a = scale_shape(mode_a, groups * m if masked else m, k)[0]
-    shape_b = (blocks(k), n) if by_k else {A.SCALING_TENSOR: (groups,), A.SCALING_ROW: (groups, n)}.get(
-        mode_b, (groups, blocks(n), blocks(k)))
+    shape_a = (groups, m) if by_k and mode_a == A.SCALING_ROW else scale_shape(mode_a, groups * m if masked else m, k)[0]
+    shape_b = (groups, n) if mode_b == A.SCALING_ROW else scale_shape(mode_b, n if by_k else groups * n, k)[0]
+    if not by_k and mode_b in (A.SCALING_TENSOR, A.SCALING_BLK128):  # those of a group begin anew
+        shape_b = (groups,) if mode_b == A.SCALING_TENSOR else (groups, blocks(n), blocks(k))
     same_shape("scale_a", scale_a.shape if len(scale_a.shape) else (1,), shape_a)
-    same_shape("scale_b", scale_b.shape, shape_b)
+    same_shape("scale_b", scale_b.shape if len(scale_b.shape) else (1,), shape_b)
     shape = (m, n) if mode == "m" else (groups, m, n)
     (a, stride_a), (b, stride_b) = map(xp.matrix, (a, b))
-    scale_a, ld_a = xp.matrix(scale_a) if len(shape_a) == 2 else (xp.vector(scale_a), 0)
-    scale_b, ld_b = (xp.vector(scale_b.reshape(-1)), 0) if mode_b in (A.SCALING_TENSOR, A.SCALING_ROW) else xp.matrix(scale_b)
+    whole = A.SCALING_TENSOR, A.SCALING_ROW
+    scale_a, ld_a = (xp.vector(scale_a.reshape(-1)), 0) if mode_a in whole else xp.matrix(scale_a)
+    scale_b, ld_b = (xp.vector(scale_b.reshape(-1)), 0) if mode_b in whole else xp.matrix(scale_b)
+    if bias is not None:
+        same_shape("bias", bias.shape, (groups, n))
+        bias = xp.vector(bias.reshape(-1))
     offsets, stride, d = xp.vector(offsets), 0, out
     if out is None:
         d = xp.empty(a, shape, out_dtype)
@@ -404,7 +409,8 @@ def gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, out_dtype, out, 
     flags = flag | (A.ACCUMULATE if by_k and out is not None else 0)
     xp.launch(form("gemm_fp8_grouped", flags, (), (("a", mode_a), ("b", mode_b))), a,
               (m, n, k, groups, 0, 0, *xp.operand(a, stride_a), *xp.operand(scale_a, ld_a), *xp.operand(b, stride_b),
-               *xp.operand(scale_b, ld_b), *xp.operand(d, stride), *xp.operand(offsets, 0), *(xp.operand(bad, 0) if report else ABSENT)), True)
+               *xp.operand(scale_b, ld_b), *xp.operand(d, stride), *xp.operand(offsets, 0),
+               *(xp.operand(bad, 0) if report else ABSENT), *(xp.operand(bias, 0) if bias is not None else ABSENT)), True)
     return d, bad
 
 

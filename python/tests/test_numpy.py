@@ -163,6 +163,14 @@ def test_grouped_gemm():
                                                                     scales="row128_row128"))
     again = ridge.gemm_fp8_grouped(gq, gs, tq, ts, np.array([0, 128, 128, 256]), mode="k", out=dw.copy())
     assert np.array_equal(again, dw + dw)
+    rows = np.stack([2 * rs[:96], rs[:96], rs[:96]]), np.stack([rs[96:160], rs[96:160], 4 * rs[96:160]])
+    dw = ridge.gemm_fp8_grouped(rq[:96], rows[0], rq[96:160], rows[1], np.array([0, 128, 128, 256]), mode="k", scales="row")
+    assert np.array_equal(dw[2], ridge.fp8_gemm(rq[:96, 128:], rows[0][2], rq[96:160, 128:], rows[1][2], scales="row"))
+    dw = ridge.gemm_fp8_grouped(rq[:96], rs[:1], rq[96:160], rs[96:97], np.array([0, 128, 128, 256]), mode="k", scales="tensor")
+    assert np.array_equal(dw[0], ridge.fp8_gemm(rq[:96, :128], rs[:1], rq[96:160, :128], rs[96:97], scales="tensor"))
+    bias = normal(3, 128)
+    y = ridge.gemm_fp8_grouped(xq, xs, wq, ws, offsets, bias=bias)
+    assert np.array_equal(y[100:], ridge.fp8_gemm(xq[100:], xs[:, 100:].copy(), wq[2], ws[2], bias=bias[2]))
     for wrong in ([0, 200, 100, 300], [-1, 0, 1, 2], [0, 1, 2, 301]):
         with pytest.raises(ridge.ArgumentError, match="offsets of group"):
             ridge.gemm_fp8_grouped(xq, xs, wq, ws, np.array(wrong))
