@@ -17,11 +17,12 @@ import numpy as np
 
 from . import _abi as A
 from . import _core
+from . import _experts as X
 from . import _ops as ops
 from ._core import ArgumentError
 
 _DTYPES = {A.F32: jnp.float32, A.F64: jnp.float64, A.F16: jnp.float16, A.BF16: jnp.bfloat16, A.I32: jnp.int32, A.I64: jnp.int64,
-           A.U8: jnp.uint8}
+           A.U8: jnp.uint8, A.E4M3: jnp.float8_e4m3fn, A.E5M2: jnp.float8_e5m2}
 _NUMBERS = {jnp.dtype(dtype): number for number, dtype in _DTYPES.items()}
 
 
@@ -77,10 +78,11 @@ def _options(**values):
     return tuple((name, v if isinstance(v, int) else v.hex()) for name, v in values.items())
 
 
-def _call(op, flags, options, dims, operands, results, scratch=False):
-    """operands: {slot name: array}, results: {slot name: ShapeDtypeStruct}; gives the results in order."""
+def _call(op, flags, options, dims, operands, results, scratch=False, **scaling):
+    """operands: {slot name: array}, results: {slot name: ShapeDtypeStruct}; gives the results in order. scaling: of matrices
+    with scales, by name."""
     slots, options = A.SLOTS[op], {name: v if isinstance(v, int) else float.fromhex(v) for name, v in options}
-    template = _core.new_call(op, flags, options)
+    template = _core.new_call(op, flags, options, scaling=scaling)
     template.dim[:len(dims)] = dims
     probe = _core.Call.from_buffer_copy(template)
     for i, (name, t) in enumerate((*operands.items(), *results.items())):
@@ -245,6 +247,93 @@ def _rope_bwd(how, positions, dout):
 
 
 _rope.defvjp(_rope_fwd, _rope_bwd)
+
+# ------------------------------------------------------------------------------------------------- mixtures of experts
+
+_FORMATS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
+
+
+def ragged_dot_fp8(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, preferred_element_type: Any = None,
+                   gradient_dtype: str = "e4m3") -> jax.Array:
+    """jax.lax.ragged_dot with products in FP8: lhs [m, k], whose rows are those of one group after another, times rhs
+    [groups, k, n]; group_sizes [groups] int32, of any size, read by the device alone. Rows beyond their sum are zero.
+
+    lhs and rhs are bf16, f16 or f32. A scale for 128 values of a row of lhs and of the gradient, for 128 rows of a group in the
+    gradient of rhs, and for 128 x 128 of rhs. The result has the dtype preferred_element_type, else lhs's. gradient_dtype: "e4m3"
+    or "e5m2", the codes of gradients. Differentiable in lhs and rhs. On Hopper k and n that are multiples of 16 are fast."""
+    if lhs.ndim != 2 or rhs.ndim != 3 or group_sizes.ndim != 1 or rhs.shape[:2] != (group_sizes.shape[0], lhs.shape[1]):
+        raise ArgumentError(f"lhs {list(lhs.shape)}, rhs {list(rhs.shape)} and group_sizes {list(group_sizes.shape)} do not fit: "
+                            "[m, k], [groups, k, n], [groups]")
+    if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
+        raise ArgumentError(f"group_sizes has dtype {group_sizes.dtype}, not one of integers")
+    if not rhs.shape[0]:
+        raise ArgumentError("rhs has no groups")
+    ops.pick(_FORMATS, gradient_dtype, "gradient_dtype")
+    out = jnp.dtype(lhs.dtype if preferred_element_type is None else preferred_element_type)
+    ends = jnp.cumsum(jnp.maximum(group_sizes, 0).astype(jnp.int32))
+    offsets = jnp.minimum(jnp.concatenate([jnp.zeros(1, jnp.int32), ends]), lhs.shape[0])
+    return _ragged_dot((out, gradient_dtype), lhs, rhs, offsets)
+
+
+def _group_codes(x, offsets, dtype, transposed):
+    """(codes, scales) of x's rows, and of its transpose, whose groups are padded, with their offsets."""
+    (m, k), groups = x.shape, offsets.shape[0] - 1
+    of = jax.ShapeDtypeStruct
+    results = {"q": of((m, k), dtype), "scale": of((ops.blocks(k), m), jnp.float32)}
+    if transposed:
+        padded = X.ld_groups(m, groups)
+        results |= {"q_t": of((k, padded), dtype), "scale_t": of((ops.blocks(padded), k), jnp.float32),
+                    "offsets_t": of((groups + 1,), jnp.int32)}
+    return _call("moe_permute_quantize", 0, _options(floor=0.0), (m, 1, k, groups), {"x": x, "offsets": offsets}, results, True,
+                 q=A.SCALING_ROW128, q_t=A.SCALING_ROW128)
+
+
+def _weight_codes(w):
+    """(codes, scales) of each matrix [k, n] of w, and of its transpose."""
+    groups, k, n = w.shape
+    of = jax.ShapeDtypeStruct
+    results = {name: t for name_q, name_scale, rows, cols in (("q", "scale", k, n), ("q_t", "scale_t", n, k)) for name, t in (
+        (name_q, of((groups * rows, cols), jnp.float8_e4m3fn)),
+        (name_scale, of((groups * ops.blocks(rows), ops.blocks(cols)), jnp.float32)))}
+    return _call("quantize_fp8_dual", 0, _options(floor=0.0, matrices=groups), (groups * k, n), {"x": w.reshape(groups * k, n)},
+                 results, True, q=A.SCALING_BLK128, q_t=A.SCALING_BLK128)
+
+
+def _grouped(a, scale_a, b, scale_b, offsets, n, dtype):
+    """The rows of each group times its matrix; zero where no group has a row."""
+    m, k = a.shape
+    y, = _call("gemm_fp8_grouped", A.GROUPED_M, (), (m, n, k, offsets.shape[0] - 1),
+               {"a": a, "scale_a": scale_a, "b": b, "scale_b": scale_b, "offsets": offsets},
+               {"d": jax.ShapeDtypeStruct((m, n), dtype)}, True, a=A.SCALING_ROW128, b=A.SCALING_BLK128)
+    return jnp.where(jnp.arange(m)[:, None] < offsets[-1], y, 0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _ragged_dot(how, lhs, rhs, offsets):
+    q, scale = _group_codes(lhs, offsets, jnp.float8_e4m3fn, False)
+    _, _, w_t, w_t_scale = _weight_codes(rhs)
+    return _grouped(q, scale, w_t, w_t_scale, offsets, rhs.shape[2], how[0])
+
+
+def _ragged_dot_fwd(how, lhs, rhs, offsets):
+    q, scale, *x_t = _group_codes(lhs, offsets, jnp.float8_e4m3fn, True)
+    w, w_scale, w_t, w_t_scale = _weight_codes(rhs)
+    y = _grouped(q, scale, w_t, w_t_scale, offsets, rhs.shape[2], how[0])
+    return y, (x_t, w, w_scale, offsets, lhs[:0], rhs[:0])  # the last two for their dtypes
+
+
+def _ragged_dot_bwd(how, saved, dy):
+    (x_t, x_t_scale, offsets_t), w, w_scale, offsets, lhs, rhs = saved
+    groups, n, k = offsets.shape[0] - 1, dy.shape[1], x_t.shape[0]
+    q, scale, dy_t, dy_t_scale, _ = _group_codes(dy, offsets, _FORMATS[how[1]], True)
+    dlhs = _grouped(q, scale, w, w_scale, offsets, k, lhs.dtype)
+    drhs, = _call("gemm_fp8_grouped", A.GROUPED_K, (), (k, n, x_t.shape[1], groups),
+                  {"a": x_t, "scale_a": x_t_scale, "b": dy_t, "scale_b": dy_t_scale, "offsets": offsets_t},
+                  {"d": jax.ShapeDtypeStruct((groups * k, n), rhs.dtype)}, True, a=A.SCALING_ROW128, b=A.SCALING_ROW128)
+    return dlhs, drhs.reshape(groups, k, n), None
+
+
+_ragged_dot.defvjp(_ragged_dot_fwd, _ragged_dot_bwd)
 
 # ------------------------------------------------------------------------------------------------------ cross entropy
 

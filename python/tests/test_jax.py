@@ -229,6 +229,52 @@ def test_rope(place, pairs):
             call()
 
 
+def ragged64(lhs, rhs, sizes):
+    """Group by group; rows beyond the groups are zero."""
+    out, at = jnp.zeros((lhs.shape[0], rhs.shape[2]), lhs.dtype), 0
+    for g, size in enumerate(sizes):
+        end = min(at + size, lhs.shape[0])
+        out, at = out.at[at:end].set(jnp.matmul(lhs[at:end], rhs[g], precision="highest")), end
+    return out
+
+
+@functools.lru_cache(maxsize=None)
+def ragged_step(**options):
+    """The value and the gradients for d, compiled."""
+    def step(lhs, rhs, sizes, d):
+        out, back = jax.vjp(lambda a, b: R.ragged_dot_fp8(a, b, sizes, **options), lhs, rhs)
+        return out, *back(d)
+    return jax.jit(step)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("sizes", [[0, 1, 130, 40, 0, 7], [3, 0, 0, 200, 5, 6], [0] * 6, [400, 1, 2, 3, 4, 5]])
+def test_ragged_dot_fp8(place, dtype, sizes):
+    """Values and gradients; group sizes are data, so that one compiled function serves all; a group that is too long is cut."""
+    lhs, rhs, d = normal(214, 96, dtype=dtype), normal(6, 96, 144, dtype=dtype), normal(214, 144, dtype=dtype)
+    needs(lambda: R.ragged_dot_fp8(lhs, rhs, jnp.asarray(sizes)))
+    want, want_back = jax.vjp(lambda a, b: ragged64(a, b, sizes), lhs.astype(np.float32), rhs.astype(np.float32))
+    for options, bound in (({}, 0.06), ({"gradient_dtype": "e5m2"}, 0.12)):
+        args = lhs, rhs, jnp.asarray(sizes, jnp.int32), d
+        got = ragged_step(**options)(*args)
+        assert [t.dtype for t in got] == [dtype] * 3
+        for one, other, limit in zip(got, (want, *want_back(d.astype(np.float32))), (0.06, bound, bound)):
+            close(one, other, limit)
+        assert not np.asarray(got[0], np.float32)[sum(sizes):].any()
+        assert all(np.array_equal(a, b) for a, b in zip(got, ragged_step(**options)(*args)))
+    wide = R.ragged_dot_fp8(lhs, rhs, jnp.asarray(sizes), preferred_element_type=jnp.float32)
+    assert wide.dtype == jnp.float32
+    close(wide, want, 0.06)
+
+
+def test_ragged_dot_fp8_without_rows_and_vmap(place):
+    lhs, rhs, sizes = normal(2, 40, 32), normal(2, 3, 32, 48), jnp.asarray([[10, 0, 30], [1, 38, 0]])
+    one = needs(lambda: [R.ragged_dot_fp8(*args) for args in zip(lhs, rhs, sizes)])
+    assert np.array_equal(jax.vmap(R.ragged_dot_fp8)(lhs, rhs, sizes), jnp.stack(one))
+    back = jax.vjp(R.ragged_dot_fp8, lhs[0, :0], rhs[0], sizes[0])[1](jnp.zeros((0, 48)))
+    assert back[0].shape == (0, 32) and not back[1].any()
+
+
 def test_export(place):
     """A jitted function and its gradient can be exported; JAX by itself refuses custom calls that it does not know."""
     x, y = normal(4, 64), normal(4, 64)
@@ -257,7 +303,11 @@ def test_errors(place):
              (lambda: R.linear_softmax_cross_entropy_loss(a, t, a.T, softcap="3"), "softcap is '3', not a number"),
              (lambda: R.swiglu(a, a, activation=["silu"]), "activation is .*, not one of"),
              (lambda: R.swiglu(a, a, round_gate="no"), "round_gate is 'no', not a number"),
-             (lambda: jax.jit(R.linear_softmax_cross_entropy_loss)(a, t.astype(jnp.uint8), a.T), "target")]
+             (lambda: jax.jit(R.linear_softmax_cross_entropy_loss)(a, t.astype(jnp.uint8), a.T), "target"),
+             (lambda: R.ragged_dot_fp8(a, a, t), "do not fit"),
+             (lambda: R.ragged_dot_fp8(a, a[None], t[:1]), "do not fit"),
+             (lambda: R.ragged_dot_fp8(a, a.T[None], t[:1].astype(np.float32)), "not one of integers"),
+             (lambda: R.ragged_dot_fp8(a, a.T[None], t[:1], gradient_dtype="e3m4"), "gradient_dtype is 'e3m4'")]
     for call, text in wrong:
         with pytest.raises(ridge.ArgumentError, match=text):
             call()
