@@ -11,8 +11,7 @@ typedef struct group_args {
     quantize_args q;
     const int32_t *rows, *offsets;
     int32_t *offsets_t;
-    int2 *tile;   /* of each tile: its first row, and how many it has; 0: it belongs to no group */
-    int *partial; /* of each group: the tile that has fewer than 128 rows; -1: there is none; NULL: not asked for */
+    int2 *tile; /* of each tile: its first row, and how many it has; 0: it belongs to no group */
     int64_t pairs;
     int32_t slots, experts, tiles;
     uint32_t strip; /* columns of tiles that are done before the next ones are */
@@ -63,8 +62,6 @@ static __global__ void __launch_bounds__(PLAN) group_plan(const __grid_constant_
         first[e + 1] = end;
         if (p.offsets_t)
             p.offsets_t[e + 1] = end * 128;
-        if (p.partial)
-            p.partial[e] = (to - from) % 128 ? end - 1 : -1;
     }
     if (e == 0) {
         first[0] = 0;

@@ -52,8 +52,7 @@ static __device__ __forceinline__ void bwd_store_part(const bwd_args &p, int tc,
         p.part[tc * p.g.pairs + row] = sum;
 }
 
-/* One tile of the outputs, whatever its size, element by element; p.g.partial: the last tile of each group alone, if it
- * is not full. */
+/* One tile of the outputs, whatever its size, element by element. */
 template <int DTYPE, bool DUAL>
 static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_any(const __grid_constant__ bwd_args p)
 {
@@ -63,14 +62,11 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_any(c
     const int64_t col = (int64_t)tc * 128 + threadIdx.x % 16 * 8;
     quantize_args q = p.g.q;
     uint32_t raw[TILE_ROWS][QUANTIZE_WORDS(DTYPE)];
-    int tr = (int)(blockIdx.x / p.g.q.across);
+    const int tr = (int)(blockIdx.x / p.g.q.across);
     int2 tile;
 
     ptx_grid_dependency_wait();
     ptx_launch_dependents();
-    tr = p.g.partial ? p.g.partial[tr] : tr;
-    if (tr < 0)
-        return;
     tile = p.g.tile[tr];
     if (tile.y == 0)
         return;
@@ -127,7 +123,8 @@ static __device__ __forceinline__ float bwd_row(const quantize_args &q, float sc
     return sum;
 }
 
-/* 16-bit elements, aligned, a width that is a multiple of 128, and full tiles: a CTA both tiles of 128 columns. */
+/* 16-bit elements, aligned, and a width that is a multiple of 128: a CTA both tiles of 128 columns. For rows that the
+ * tile has not it computes the last one again, and zeros take its place. */
 template <int DTYPE, bool DUAL>
 static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_pair(const __grid_constant__ bwd_args p)
 {
@@ -145,7 +142,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_pair(
     ptx_grid_dependency_wait();
     tile = p.g.tile[tr];
     ptx_launch_dependents();
-    if (tile.y < 128)
+    if (tile.y == 0)
         return;
 #pragma unroll
     for (int first = 0; first < TILE_ROWS; first += TOGETHER) {
@@ -154,7 +151,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_pair(
 
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
-            const int64_t row = tile.x + mine + first + i;
+            const int64_t row = tile.x + min(mine + first + i, tile.y - 1);
 
             quantize_load<DTYPE>(p.g.q.x + (row * p.g.q.stride + col) * 2, 8, true, gate[first + i]);
             quantize_load<DTYPE>(p.g.q.up + (row * p.g.q.up_stride + col) * 2, 8, true, up[i]);
@@ -165,15 +162,22 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_pair(
         asm volatile("" : "+r"(plain));
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
-            const float scale = tile_row_scale(p.g.q, tile.x + mine + first + i);
+            const float scale = tile_row_scale(p.g.q, tile.x + min(mine + first + i, tile.y - 1));
 
             sum[i] = plain ? bwd_row<DTYPE, true>(p.g.q, scale, dout[i], gate[first + i], up[i])
                            : bwd_row<DTYPE, false>(p.g.q, scale, dout[i], gate[first + i], up[i]);
         }
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
+            const bool has = mine + first + i < tile.y;
+
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                gate[first + i][k] = has ? gate[first + i][k] : 0;
+                up[i][k] = has ? up[i][k] : 0;
+            }
             if (p.drow)
-                bwd_store_part(p, tc, tile.x + mine + first + i, true, sum[i]);
+                bwd_store_part(p, tc, tile.x + mine + first + i, has, sum[i]);
             if (first + i < HELD)
                 held[first + i][threadIdx.x] = make_uint4(up[i][0], up[i][1], up[i][2], up[i][3]);
             else
@@ -184,7 +188,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_pair(
     }
     q = p.g.q; /* not before: it would take registers from the loads */
     group_move(&q, tr, tile);
-    tile_finish<DTYPE, QUANTIZE_ROW128, COL, false>(q, m, gate, tr, tc, true);
+    tile_finish<DTYPE, QUANTIZE_ROW128, COL, false>(q, m, gate, tr, tc, tile.y == 128);
 #pragma unroll
     for (int i = 0; i < TILE_ROWS; i++) {
         const uint4 v = i < HELD ? held[i][threadIdx.x] : make_uint4(0, 0, 0, 0);
@@ -195,7 +199,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_pair(
             gate[i][k] = last[i - HELD][k];
     }
     tile_sync(); /* all threads have read m before the second tile writes it */
-    tile_finish<DTYPE, QUANTIZE_ROW128, COL, false>(q, m, gate, tr, tc + half, true);
+    tile_finish<DTYPE, QUANTIZE_ROW128, COL, false>(q, m, gate, tr, tc + half, tile.y == 128);
 }
 
 /* drow of the rows of a tile, thread by thread. */
@@ -265,49 +269,29 @@ static bwd_args args_of(const ridge_call *call)
     return p;
 }
 
-/* Of the tiles, and of the numbers of those that are not full. */
 static size_t plan_bytes(int64_t rows, int64_t experts)
 {
-    return (size_t)ridge_round_up(ridge_ld_groups(rows, experts) / 128 * (int64_t)sizeof(int2) + experts * 4, 256);
-}
-
-/* The full tiles, then the others; or all one by one. */
-static ridge_status launch_tiles(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                                 bwd_args *p, void *stream)
-{
-    const uint32_t dtype = bound->call.arg[0].dtype;
-    const bool dual = p->g.q.col.q != NULL;
-    int *partial = p->g.partial;
-    ridge_status status = RIDGE_OK;
-
-    if (p->whole) {
-        status = host_launch(device, kernel->name, pairs[dtype - RIDGE_F16][dual],
-                             dim3((unsigned)p->g.tiles * (p->g.q.across / 2)), TILE_THREADS, p, stream);
-    } else
-        p->g.partial = NULL;
-    if (!status)
-        status = host_launch(device, kernel->name, singles[dtype - RIDGE_F32][dual],
-                             dim3((unsigned)(p->whole ? p->g.experts : p->g.tiles) * p->g.q.across), TILE_THREADS, p,
-                             stream);
-    p->g.partial = partial;
-    return status;
+    return (size_t)ridge_round_up(ridge_ld_groups(rows, experts) / 128 * (int64_t)sizeof(int2), 256);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t, void *stream)
 {
+    const uint32_t dtype = bound->call.arg[0].dtype;
     bwd_args p = args_of(&bound->call);
+    const bool dual = p.g.q.col.q != NULL;
     ridge_status status;
 
     p.plain = bound->problem.plain && (bound->call.flags & RIDGE_ACTIVATION) == RIDGE_SILU;
     p.g.tile = (int2 *)workspace;
-    p.g.partial = (int *)(p.g.tile + p.g.tiles);
     p.part = (float *)((char *)workspace + plan_bytes(p.g.pairs, p.g.experts));
     status = group_begin(device, kernel, &p.g, stream);
     if (status || p.g.tiles == 0)
         return status;
     if (p.cols)
-        status = launch_tiles(device, kernel, bound, &p, stream);
+        status = host_launch(device, kernel->name,
+                             p.whole ? pairs[dtype - RIDGE_F16][dual] : singles[dtype - RIDGE_F32][dual],
+                             dim3((unsigned)p.g.tiles * (p.g.q.across / (p.whole ? 2 : 1))), TILE_THREADS, &p, stream);
     if (status || !p.drow)
         return status;
     return host_launch(device, kernel->name, (const void *)bwd_drow, dim3((unsigned)p.g.tiles), 128, &p, stream);

@@ -117,13 +117,31 @@ def swiglu_quantize(xp, z, offsets, row_scale, activation, options, interleaved,
     return out
 
 
+@functools.lru_cache(maxsize=256)
+def _swiglu_bwd_form(activation, options):
+    flags = ops.pick(ops.ACTIVATIONS, activation, "activation")
+    return form("moe_swiglu_bwd_quantize", flags, (*zip(ops.OPTIONS, ops._five.unpack(options)), ("floor", 0.0)), _ROW128)
+
+
 def swiglu_bwd_quantize(xp, dout, z, offsets, row_scale, activation, options, interleaved, dtype, transposed):
     """(drow, q, scale, q_t, scale_t, offsets_t): permute_quantize of swiglu_bwd's gradient of z, whose columns are gate and
     up. Rows of drow of no group are not written."""
-    # moe_swiglu_bwd_quantize does this in one kernel, which has passed its tests on CPUs only
-    f = ops.swiglu_form("swiglu_bwd", activation, *options, False, False, bool(interleaved))
-    dz, _, drow = ops.swiglu_bwd(xp, f, dout, z, None, row_scale, interleaved, True)
-    return (drow, *permute_quantize(xp, dz, None, 1, offsets, dtype, transposed))
+    rows, _ = ops.two_dims("z", z)
+    if interleaved:  # one kernel has no such form
+        f = ops.swiglu_form("swiglu_bwd", activation, *options, False, False, True)
+        dz, _, drow = ops.swiglu_bwd(xp, f, dout, z, None, row_scale, True, True)
+        return (drow, *permute_quantize(xp, dz, None, 1, offsets, dtype, transposed))
+    f = _swiglu_bwd_form(activation, ops.swiglu_options(*options))
+    kept, g, u, cols = ops.gate_and_up(xp, z, None, False)
+    ops.same_shape("dout", dout.shape, (rows, cols))
+    dout, stride = xp.matrix(dout)
+    offsets, o = present(xp, offsets)
+    row_scale, s = present(xp, row_scale, "row_scale", (rows,))
+    drow = xp.empty(z, (rows,), A.F32)
+    out, values = _outputs(xp, z, rows, 2 * cols, offsets.shape[0] - 1, dtype, transposed)
+    xp.launch(f, z, (rows, cols, offsets.shape[0] - 1, 0, 0, 0, *xp.operand(dout, stride), *g, *u, *o, *values, *s,
+                     *xp.operand(drow, 0)), True)
+    return (drow, *out)
 
 
 def combine(xp, y, place, weights, out_dtype, shared=None, residual=None):
