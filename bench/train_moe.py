@@ -6,7 +6,7 @@ loss side by side. Attention, norms, router and embeddings are PyTorch's for all
     python3 bench/train_moe.py --layer 32768 [--csv FILE]      # one block of experts, forward and backward, alone
 
 Text, order of the providers and records are those of train_llama.py. The loss head is ridge's for "ridge" and PyTorch's for
-"torch"; "ridge-e5m2" quantises gradients to e5m2; "liger" has Liger-Kernel's experts in bf16. Records of --layer: op moe_layer, with the FLOP of the three products of
+"torch"; "ridge-e5m2" quantises gradients to e5m2, "ridge-recompute" makes x's transposed codes in the backward pass; "liger" has Liger-Kernel's experts in bf16. Records of --layer: op moe_layer, with the FLOP of the three products of
 each pair of a token and an expert, forward and backward, and peak_bytes beyond weights and input, the new gradients included.
 """
 import statistics
@@ -18,7 +18,7 @@ from torch import nn
 import train_llama as T
 from ridge.torch import experts as E
 
-GRADIENTS = {"ridge": "e4m3", "ridge-e5m2": "e5m2"}
+GRADIENTS = {"ridge": "e4m3", "ridge-e5m2": "e5m2", "ridge-recompute": "e4m3"}
 
 
 def experts_torch(x, ids, weights, gate_up, down):
@@ -59,7 +59,8 @@ class Experts(nn.Module):
         logits = self.router(two).float()
         if self.provider in GRADIENTS:
             ids, weights = E.moe_route(logits, self.slots, normalise=True)
-            out = E.moe_experts(two, ids, weights, self.gate_up, self.down, gradient_dtype=GRADIENTS[self.provider])
+            out = E.moe_experts(two, ids, weights, self.gate_up, self.down, gradient_dtype=GRADIENTS[self.provider],
+                                recompute=self.provider == "ridge-recompute")
         else:
             weights, ids = logits.softmax(-1).topk(self.slots, -1)
             experts = experts_liger if self.provider == "liger" else experts_torch
@@ -110,29 +111,30 @@ def layer(args):
         torch.manual_seed(0)
         with torch.device(args.device):
             block = Experts(args, provider).to(torch.bfloat16)
-        forward = block if args.eager else torch.compile(block)
-        times = []
-        for i in range(args.steps):
+        eager = args.eager or provider == "liger"  # Liger's experts ask the device for sizes: a graph break
+        forward, events = block if eager else torch.compile(block), []
+        for i in range(args.steps):  # without a synchronisation between them, as in training
             x.grad = None
             block.zero_grad(set_to_none=True)
-            if args.device == "cuda":
+            if i == args.steps - 1 and args.device == "cuda":
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
                 held = torch.cuda.memory_allocated()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
+            events.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+            events[-1][0].record()
             forward(x).backward(dout)
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end))
+            events[-1][1].record()
+        torch.cuda.synchronize()
+        times = [begin.elapsed_time(end) for begin, end in events[:-1]]
         peak, last = torch.cuda.max_memory_allocated() - held, sorted(times[len(times) // 2:])
         ms = statistics.median(last)
         print(f"{provider:12s} {ms:8.3f} ms, {flops / ms / 1e9:6.0f} TFLOP/s, peak {peak / 2**20:6.0f} MiB", flush=True)
-        rows.append(dict(op="moe_layer", provider=provider, kernel="eager" if args.eager else "compiled", us=ms * 1e3,
+        rows.append(dict(op="moe_layer", provider=provider, kernel="eager" if eager else "compiled", us=ms * 1e3,
                          us_p20=last[len(last) // 5] * 1e3, us_p80=last[-1 - len(last) // 5] * 1e3, tflops=flops / ms / 1e9,
                          peak_bytes=peak, problem=f"tokens={tokens} hidden={args.hidden} inner={args.inner} "
                          f"experts={args.experts} slots={args.slots}"))
         del block, forward
+        torch.cuda.empty_cache()
     T.write(args, "moe-train", rows)
 
 

@@ -63,7 +63,11 @@ def test_experts_of_128_wide_matrices_twice(device, needs):
     (x, w, gate_up, down), ids = problem(device, hidden=256, ffn=128)
     wide = [t.detach().double().requires_grad_() for t in (x, w, gate_up, down)]
     got = needs(lambda: E.moe_experts(x, ids, w, gate_up, down))
-    assert torch.equal(got, E.moe_experts(x, ids, w, gate_up, down))
+    again = E.moe_experts(x, ids, w, gate_up, down, recompute=True)
+    assert torch.equal(got, again)
+    d = torch.randn_like(got)
+    for a, b in zip(*(torch.autograd.grad(y, (x, w, gate_up, down), d, retain_graph=True) for y in (got, again))):
+        assert torch.equal(a, b)
     compare(got, moe64(wide[0], ids, *wide[1:], act=glu), (x, w, gate_up, down), wide)
 
 
@@ -134,6 +138,50 @@ def test_compile_and_checkpoint():
                   lambda *args: torch.utils.checkpoint.checkpoint(loss, *args, use_reentrant=False)):
         for a, b in zip(torch.autograd.grad(other(x, w, gate_up, down), (x, w, gate_up, down)), want):
             assert torch.equal(a, b)
+
+
+@on_devices
+def test_autocast(device, needs):
+    """x in bf16, weights as they are: the bits of a call with x in bf16, and gradients of the inputs' own dtypes."""
+    (x, w, gate_up, down), ids = problem(device)
+
+    def call(x):
+        return E.moe_experts(x, ids, w, gate_up, down)
+
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got = needs(lambda: call(x))
+    want = call(x.bfloat16())
+    assert got.dtype == torch.bfloat16 and torch.equal(got, want)
+    d = torch.randn_like(want)
+    for a, b, like in zip(*(torch.autograd.grad(y, (x, w, gate_up, down), d) for y in (got, want)), (x, w, gate_up, down)):
+        assert a.dtype == like.dtype and torch.equal(a, b)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_graph():
+    """A captured step, forward and backward, replayed with other tokens, whose experts are others: the bits of an eager step."""
+    layer = E.MoE(256, 128, 8, 2, normalise=True, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(200, 256, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    d, inputs = torch.randn_like(x), (x, *layer.parameters())
+
+    def step():
+        out = layer(x)
+        return out, *torch.autograd.grad(out, inputs, d)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = step()
+    for _ in range(3):
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(kept, step()))
 
 
 def test_layer_trains():

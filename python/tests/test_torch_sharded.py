@@ -127,7 +127,7 @@ def samples():
 
 def expert_samples():
     x, logits, w = torch.randn(12, 64), torch.randn(12, 6), torch.rand(12, 2)
-    gate_up, down, rest = torch.randn(6, 64, 64), torch.randn(6, 64, 32), ("silu", [1.0, 1.0, 1.0, 0.0, 0.0], False, "e4m3")
+    gate_up, down, rest = torch.randn(6, 64, 64), torch.randn(6, 64, 32), ("silu", [1.0, 1.0, 1.0, 0.0, 0.0], False, "e4m3", False)
     rule = ("softmax", True)
     ids, _ = torch.ops.ridge.moe_route(logits, 2, None, None, *rule, 1, 1, False, 1.0, 0.0)
     offsets, rows, place = torch.ops.ridge.moe_permute(ids, 6)

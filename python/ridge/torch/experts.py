@@ -159,9 +159,9 @@ def _linear_gradient(ctx, dy, *_):
 EXPERTS = "str activation, float[] options, bool interleaved, str gradient_dtype"
 
 
-@L._define(f"moe_experts(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor down, {EXPERTS}) -> "
+@L._define(f"moe_experts(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor down, {EXPERTS}, bool recompute) -> "
            f"({', '.join(15 * ['Tensor'])})")
-def _experts(xp, x, ids, weights, gate_up, down, activation, options, interleaved, gradient_dtype):
+def _experts(xp, x, ids, weights, gate_up, down, activation, options, interleaved, gradient_dtype, recompute):
     """out, and what the gradients need. The weights of the pairs are multiplied into the activations before `down`, which is
     linear: the sum over slots has none then, and their gradient is a sum over the activations."""
     same_device(x, ids, weights, gate_up, down)
@@ -169,22 +169,23 @@ def _experts(xp, x, ids, weights, gate_up, down, activation, options, interleave
     dtype, slots = dtype_number(x.dtype), ids.shape[1]
     offsets, rows, place = X.permute(xp, ids.to(torch.int32), gate_up.shape[0])
     row_weights = weights.to(torch.float32).reshape(-1).index_select(0, rows.clamp_min(0))
-    z, for_z = _up(xp, x, rows, slots, offsets, gate_up, dtype)
-    y, for_y = _down(xp, z, offsets, row_weights, activation, options, interleaved, down, dtype)
+    z, *for_z = _up(xp, x, rows, slots, offsets, gate_up, dtype, recompute)
+    y, *for_y = _down(xp, z, offsets, row_weights, activation, options, interleaved, down, dtype)
     return (X.combine(xp, y, place, None, dtype), offsets, rows, place, row_weights, z, *for_z, *for_y)
 
 
-def _up(xp, x, rows, slots, offsets, gate_up, dtype):
-    """The product with gate_up, and what its gradients need; the codes of the rows end here."""
-    q, s, x_t, x_ts, offsets_t = X.permute_quantize(xp, x, rows, slots, offsets, A.E4M3, True)
+def _up(xp, x, rows, slots, offsets, gate_up, dtype, recompute):
+    """The product with gate_up, and what its gradients need; the codes of the rows end here. recompute: those of the transpose
+    are made in the backward pass."""
+    q, s, x_t, x_ts, _ = X.permute_quantize(xp, x, rows, slots, offsets, A.E4M3, not recompute)
     wq, ws, w_t, w_ts = _weights(xp, gate_up, False)
-    return _gemm(xp, "m", q, s, wq, ws, offsets, dtype), (_bytes(x_t), x_ts, offsets_t, _bytes(w_t), w_ts)
+    return (_gemm(xp, "m", q, s, wq, ws, offsets, dtype), L._none(x, _bytes(x_t)), L._none(x, x_ts), _bytes(w_t), w_ts)
 
 
 def _down(xp, z, offsets, row_weights, activation, options, interleaved, down, dtype):
-    q, s, h_t, h_ts, _ = X.swiglu_quantize(xp, z, offsets, row_weights, activation, options, interleaved, A.E4M3, True)
+    q, s, h_t, h_ts, offsets_t = X.swiglu_quantize(xp, z, offsets, row_weights, activation, options, interleaved, A.E4M3, True)
     wq, ws, w_t, w_ts = _weights(xp, down, False)
-    return _gemm(xp, "m", q, s, wq, ws, offsets, dtype), (_bytes(h_t), h_ts, _bytes(w_t), w_ts)
+    return _gemm(xp, "m", q, s, wq, ws, offsets, dtype), offsets_t, _bytes(h_t), h_ts, _bytes(w_t), w_ts
 
 
 # The backward is two ops, so that what the first one alone needs can be freed before the second, under torch.compile, and
@@ -210,38 +211,40 @@ def _experts_backward_down(xp, dout, saved, activation, options, interleaved, gr
 @L._define("moe_experts_backward_up(Tensor like, Tensor[] codes, Tensor[] saved, str gradient_dtype, bool dx, bool dgate_up) -> "
            "(Tensor, Tensor)")
 def _experts_backward_up(xp, like, codes, saved, gradient_dtype, want_x, want_w):
-    """(dx, dgate_up), of the dtype of `like`"""
+    """(dx, dgate_up), of the dtype of `like`. x_t: the transposed codes of x's rows, or x."""
     q, s, z_t, z_ts = codes
-    offsets, place, x_t, x_ts, offsets_t, w_t, w_ts = saved
+    offsets, offsets_t, rows, place, x_t, x_ts, w_t, w_ts = saved
     dtype, kind = dtype_number(like.dtype), DTYPES[L.FORMATS[gradient_dtype]]
     dx = d1 = None
     if want_x:
         dx = X.combine(xp, _gemm(xp, "m", _codes(q, kind), s, _codes(w_t), w_ts, offsets, dtype), place, None, dtype)
     if want_w:
+        if x_t.dtype != torch.uint8:
+            _, _, x_t, x_ts, _ = X.permute_quantize(xp, x_t, rows, place.shape[1], offsets, A.E4M3, True)
         d1 = _weight_gradient(xp, _codes(z_t, kind), z_ts, _codes(x_t), x_ts, offsets_t, False, dtype)
     return L._none(like, dx), L._none(like, d1)
 
 
 def _experts_setup(ctx, inputs, output):
-    _, _, weights, gate_up, down, *ctx.rest = inputs
+    x, _, weights, gate_up, down, *ctx.rest, recompute = inputs
     ctx.dtypes = weights.dtype, gate_up.dtype, down.dtype
-    ctx.save_for_backward(*output[1:])
+    ctx.save_for_backward(*output[1:6], x if recompute else output[6], *output[7:])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
 def _experts_gradient(ctx, dout, *_):
     if dout is None:
-        return (None,) * 9
+        return (None,) * 10
     want = ctx.needs_input_grad
-    offsets, rows, place, row_weights, z, x_t, x_ts, offsets_t, w1_t, w1_ts, *of_down = ctx.saved_tensors
+    offsets, rows, place, row_weights, z, x_t, x_ts, w1_t, w1_ts, offsets_t, *of_down = ctx.saved_tensors
     *codes, dw, d2 = _op.moe_experts_backward_down(dout, [offsets, rows, place, row_weights, z, offsets_t, *of_down], *ctx.rest,
                                                    want[4])
-    dx, d1 = _op.moe_experts_backward_up(dout, codes, [offsets, place, x_t, x_ts, offsets_t, w1_t, w1_ts], ctx.rest[-1], want[0],
-                                         want[3])
+    dx, d1 = _op.moe_experts_backward_up(dout, codes, [offsets, offsets_t, rows, place, x_t, x_ts, w1_t, w1_ts], ctx.rest[-1],
+                                         want[0], want[3])
     of_weights, of_1, of_2 = ctx.dtypes
     return (dx if want[0] else None, None, dw.to(of_weights) if want[2] else None, d1.to(of_1) if want[3] else None,
-            d2.to(of_2) if want[4] else None, *(None,) * 4)
+            d2.to(of_2) if want[4] else None, *(None,) * 5)
 
 
 for _name, _gradient, _setup in (("moe_route", _route_gradient, _route_setup), ("moe_gather", _gather_gradient, _gather_setup),
@@ -289,12 +292,15 @@ def moe_route(logits: Tensor, slots: int, *, bias: Optional[Tensor] = None, logi
 def moe_experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, *,
                 gate_up_bias: Optional[Tensor] = None, down_bias: Optional[Tensor] = None, activation: str = "silu",
                 alpha: float = 1.0, up_offset: float = 0.0, limit: float = 0.0, interleaved: bool = False,
-                transposed: bool = False, gradient_dtype: str = "e4m3") -> Tensor:
+                transposed: bool = False, gradient_dtype: str = "e4m3", recompute: bool = False) -> Tensor:
     """The sum over each token's slots of weights[t, s] * down(act(gate x) * up x), with the matrices of expert ids[t, s].
 
     x [tokens, hidden]; ids and weights [tokens, slots], an id outside the experts is left out; gate_up [experts, 2 ffn,
     hidden] (gate, then up, or interleaved) and down [experts, hidden, ffn], transposed: [.., in, out]. Differentiable in all
-    but ids; products in FP8 as those of grouped_fp8_linear."""
+    but ids; products in FP8 as those of grouped_fp8_linear.
+
+    recompute: x is kept for the backward pass in place of its rows' transposed codes, a byte for each slot and column, which are
+    made again there; the same bits. Without effect on experts with biases or transposed matrices."""
     tensors("moe_experts", x=x, ids=ids, weights=weights, gate_up=gate_up, down=down)
     if x.dim() != 2 or ids.dim() != 2 or ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
         raise ArgumentError(f"x {list(x.shape)}, ids {list(ids.shape)} and weights {list(weights.shape)} are not [tokens, hidden] "
@@ -302,7 +308,7 @@ def moe_experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: 
     x = _cast(x)
     options = [1.0, 1.0, float(alpha), float(up_offset), float(limit)]
     if gate_up_bias is None and down_bias is None and not transposed:
-        return _op.moe_experts(x, ids, weights, gate_up, down, activation, options, interleaved, gradient_dtype)[0]
+        return _op.moe_experts(x, ids, weights, gate_up, down, activation, options, interleaved, gradient_dtype, bool(recompute))[0]
     experts = gate_up.shape[0]
     offsets, rows, place = _op.moe_permute(ids.to(torch.int32), experts)
     linear = functools.partial(grouped_fp8_linear, offsets=offsets, transposed=transposed, gradient_dtype=gradient_dtype)
@@ -323,9 +329,10 @@ class MoE(torch.nn.Module):
     """A router and its experts: x [.., hidden] -> [.., hidden]. `routing` are options of moe_route."""
 
     def __init__(self, hidden: int, ffn: int, experts: int, slots: int, *, activation: str = "silu",
-                 gradient_dtype: str = "e4m3", device=None, dtype=None, **routing) -> None:
+                 gradient_dtype: str = "e4m3", recompute: bool = False, device=None, dtype=None, **routing) -> None:
         super().__init__()
-        self.slots, self.activation, self.gradient_dtype, self.routing = slots, activation, gradient_dtype, routing
+        self.slots, self.activation, self.routing = slots, activation, routing
+        self.gradient_dtype, self.recompute = gradient_dtype, recompute
         new = functools.partial(torch.empty, device=device, dtype=dtype)
         self.router = torch.nn.Parameter(new(experts, hidden))
         self.gate_up = torch.nn.Parameter(new(experts, 2 * ffn, hidden))
@@ -337,7 +344,7 @@ class MoE(torch.nn.Module):
         two = x.reshape(-1, x.shape[-1])
         ids, weights = moe_route(torch.nn.functional.linear(two, self.router).float(), self.slots, **self.routing)
         out = moe_experts(two, ids, weights, self.gate_up, self.down, activation=self.activation,
-                          gradient_dtype=self.gradient_dtype)
+                          gradient_dtype=self.gradient_dtype, recompute=self.recompute)
         return out.view(*x.shape[:-1], -1)
 
 
@@ -367,10 +374,11 @@ def _experts_forward(module, hidden_states, top_k_index, top_k_weights, *, optio
     return out.view(hidden_states.shape).to(hidden_states.dtype)
 
 
-def patch_moe(model: torch.nn.Module, *, gradient_dtype: str = "e4m3", exclude: Sequence[str] = ()) -> Patch:
+def patch_moe(model: torch.nn.Module, *, gradient_dtype: str = "e4m3", recompute: bool = False,
+              exclude: Sequence[str] = ()) -> Patch:
     """Every block of experts of a Hugging Face model (transformers 5: Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3,
     gpt-oss and others with gate_up_proj and down_proj [experts, ..]) computes in FP8, in place; routers and their losses stay
-    the model's. exclude: ends of module names that stay. Returns a Patch: undo() restores the model."""
+    the model's. recompute: as of moe_experts. exclude: ends of module names that stay. Returns a Patch: undo() restores the model."""
     ops.pick(L.FORMATS, gradient_dtype, "gradient_dtype")
     patch, found = Patch(), False
     try:
@@ -379,7 +387,7 @@ def patch_moe(model: torch.nn.Module, *, gradient_dtype: str = "e4m3", exclude: 
             if options is None or any(name == e or name.endswith("." + e) for e in exclude):
                 continue
             found = True
-            options["gradient_dtype"] = gradient_dtype
+            options |= {"gradient_dtype": gradient_dtype, "recompute": recompute}
             _take(patch, module, lambda p, m, o=options: p.set(m, "forward", functools.partial(_experts_forward, m, options=o)))
         if not found:
             raise ArgumentError(f"{type(model).__name__} has no block of experts with gate_up_proj and down_proj [experts, ..]")
