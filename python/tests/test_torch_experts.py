@@ -103,6 +103,29 @@ def test_grouped_fp8_linear(device, transposed, needs):
     matrix = wide[1] if transposed else wide[1].transpose(1, 2)
     want = torch.cat([part @ matrix[e] for e, part in enumerate(wide[0].split(sizes))])
     compare(needs(lambda: E.grouped_fp8_linear(x, w, offsets, transposed=transposed)), want, (x, w), wide)
+    bias, = leaves(torch.randn(6, 48, device=device))
+    wide.append(bias.detach().double().requires_grad_())
+    want = torch.cat([part @ matrix[e] + wide[2][e] for e, part in enumerate(wide[0].split(sizes))])
+    inputs, d = (x, w, bias), torch.randn_like(want)
+    got = [E.grouped_fp8_linear(x, w, offsets, bias=bias, transposed=transposed) for _ in range(2)]
+    one, two = (torch.autograd.grad(y, inputs, d.to(y.dtype), retain_graph=True) for y in got)
+    assert all(torch.equal(a, b) for a, b in zip(one, two))
+    near(one[2], torch.stack([part.sum(0) for part in d.split(sizes)]), 1e-5, 1e-5)
+    compare(got[0], want, inputs, wide)
+
+
+@on_devices
+def test_rows_of_no_group(device, needs):
+    """Neither their values nor their gradients reach a gradient."""
+    x, w, bias = leaves(torch.randn(40, 64, device=device), torch.randn(2, 48, 64, device=device), torch.randn(2, 48, device=device))
+    offsets = torch.tensor([5, 9, 31], dtype=torch.int32, device=device)
+    y = needs(lambda: E.grouped_fp8_linear(x, w, offsets, bias=bias))
+    d = torch.randn_like(y)
+    want = [d[5:9].sum(0), d[9:31].sum(0)]
+    d[:5], d[31:] = float("nan"), float("nan")
+    _, dw, db = torch.autograd.grad(y, (x, w, bias), d)
+    near(db, torch.stack(want).double(), 1e-5, 1e-5)
+    assert dw.isfinite().all()
 
 
 @on_devices

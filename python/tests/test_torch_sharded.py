@@ -140,10 +140,10 @@ def expert_samples():
         yield "moe_combine", (y, place, weights)
         yield "moe_combine_backward", (x, y if weights is not None else None, place, weights)
     yield "moe_experts", (x, ids, w, gate_up, down, *rest)
-    linear = (y, gate_up, offsets, False, "e4m3")
+    linear = (y, gate_up, offsets, None, False, "e4m3")
     yield "grouped_fp8_linear", linear
     kept = torch.ops.ridge.grouped_fp8_linear(*linear)[1:]
-    yield "grouped_fp8_linear_backward", (torch.randn(24, 64), offsets, *kept[:3], *kept[3:], False, "e4m3", True, True)
+    yield "grouped_fp8_linear_backward", (torch.randn(24, 64), offsets, *kept[:3], *kept[3:], False, "e4m3", True, True, True)
 
 
 def plain_number(t):

@@ -36,8 +36,10 @@ def _weights(xp, w, transposed):
     return (*four[2:], *four[:2]) if transposed else four
 
 
-def _gemm(xp, mode, a, scale_a, b, scale_b, offsets, dtype):
-    return ops.gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, dtype, None, report=False)[0]
+def _gemm(xp, mode, a, scale_a, b, scale_b, offsets, dtype, bias=None):
+    if bias is not None and dtype_number(bias.dtype) not in (dtype, A.F32):
+        bias = bias.float()
+    return ops.gemm_fp8_grouped(xp, a, scale_a, b, scale_b, offsets, mode, dtype, None, bias=bias, report=False)[0]
 
 
 # --------------------------------------------------------------------------------------------------- registered ops
@@ -113,26 +115,37 @@ def _combine_gradient(ctx, dout):
     return dy, None, dweights if ctx.needs_input_grad[2] else None
 
 
-@L._define("grouped_fp8_linear(Tensor x, Tensor weight, Tensor offsets, bool transposed, str gradient_dtype) -> "
+@L._define("grouped_fp8_linear(Tensor x, Tensor weight, Tensor offsets, Tensor? bias, bool transposed, str gradient_dtype) -> "
            "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
-def _linear(xp, x, weight, offsets, transposed, gradient_dtype):
+def _linear(xp, x, weight, offsets, bias, transposed, gradient_dtype):
     """y, and what the gradients need: transposed codes of x and of the weights, their scales, and the offsets of x's."""
-    same_device(x, weight, offsets)
+    same_device(x, weight, offsets, bias)
     ops.pick(L.FORMATS, gradient_dtype, "gradient_dtype")
     q, s, q_t, s_t, offsets_t = X.permute_quantize(xp, x, None, 1, offsets, A.E4M3, True)
     wq, ws, wtq, wts = _weights(xp, weight, transposed)
-    y = _gemm(xp, "m", q, s, wq, ws, offsets, dtype_number(x.dtype))
+    y = _gemm(xp, "m", q, s, wq, ws, offsets, dtype_number(x.dtype), bias)
     return y, _bytes(q_t), s_t, offsets_t, _bytes(wtq), wts
 
 
 @L._define("grouped_fp8_linear_backward(Tensor dy, Tensor offsets, Tensor x_t, Tensor x_t_scales, Tensor offsets_t, Tensor w_t, "
-           "Tensor w_t_scales, bool transposed, str gradient_dtype, bool dx, bool dweight) -> (Tensor, Tensor)")
-def _linear_backward(xp, dy, offsets, x_t, x_t_scales, offsets_t, w_t, w_t_scales, transposed, gradient_dtype, want_x, want_w):
+           "Tensor w_t_scales, bool transposed, str gradient_dtype, bool dx, bool dweight, bool dbias) -> (Tensor, Tensor, Tensor)")
+def _linear_backward(xp, dy, offsets, x_t, x_t_scales, offsets_t, w_t, w_t_scales, transposed, gradient_dtype, want_x, want_w,
+                     want_b):
     dtype = dtype_number(dy.dtype)
     q, s, q_t, s_t, _ = X.permute_quantize(xp, dy, None, 1, offsets, L.FORMATS[gradient_dtype], want_w)
     dx = _gemm(xp, "m", q, s, _codes(w_t), w_t_scales, offsets, dtype) if want_x else None
     dw = _weight_gradient(xp, q_t, s_t, _codes(x_t), x_t_scales, offsets_t, transposed, dtype) if want_w else None
-    return L._none(dy, dx), L._none(dy, dw)
+    return L._none(dy, dx), L._none(dy, dw), L._none(dy, _bias_gradient(dy, offsets) if want_b else None)
+
+
+def _bias_gradient(dy, offsets):
+    """The sums of the rows of each group, in f32; by sorted indices, which keeps their order."""
+    groups = offsets.shape[0] - 1
+    group = torch.searchsorted(offsets[1:], torch.arange(dy.shape[0], device=dy.device, dtype=offsets.dtype), right=True)
+    sums = dy.new_zeros((groups + 1, dy.shape[1]), dtype=torch.float32)
+    sums.index_put_((torch.where(torch.arange(dy.shape[0], device=dy.device) < offsets[0], groups, group),), dy.float(),
+                    accumulate=True)
+    return sums[:groups]
 
 
 def _weight_gradient(xp, g_t, g_s, x_t, x_s, offsets_t, transposed, dtype):
@@ -141,8 +154,8 @@ def _weight_gradient(xp, g_t, g_s, x_t, x_s, offsets_t, transposed, dtype):
 
 
 def _linear_setup(ctx, inputs, output):
-    x, weight, offsets, *ctx.rest = inputs
-    ctx.dtype = weight.dtype
+    x, weight, offsets, bias, *ctx.rest = inputs
+    ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
     ctx.save_for_backward(offsets, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
@@ -150,10 +163,11 @@ def _linear_setup(ctx, inputs, output):
 
 def _linear_gradient(ctx, dy, *_):
     if dy is None:
-        return (None,) * 5
-    want = ctx.needs_input_grad
-    dx, dw = _op.grouped_fp8_linear_backward(dy, *ctx.saved_tensors, *ctx.rest, want[0], want[1])
-    return dx if want[0] else None, dw.to(ctx.dtype) if want[1] else None, None, None, None
+        return (None,) * 6
+    want, (of_weight, of_bias) = ctx.needs_input_grad, ctx.dtypes
+    dx, dw, db = _op.grouped_fp8_linear_backward(dy, *ctx.saved_tensors, *ctx.rest, want[0], want[1], want[3])
+    return (dx if want[0] else None, dw.to(of_weight) if want[1] else None, None, db.to(of_bias) if want[3] else None, None,
+            None)
 
 
 EXPERTS = "str activation, float[] options, bool interleaved, str gradient_dtype"
@@ -264,19 +278,22 @@ def _cast(x):
     return x if dtype is None else x.to(dtype)
 
 
-def grouped_fp8_linear(x: Tensor, weight: Tensor, offsets: Tensor, *, transposed: bool = False,
+def grouped_fp8_linear(x: Tensor, weight: Tensor, offsets: Tensor, *, bias: Optional[Tensor] = None, transposed: bool = False,
                        gradient_dtype: str = "e4m3") -> Tensor:
-    """x [rows, in] times the matrix of each row's group: weight [groups, out, in] (transposed: [groups, in, out]), group g
-    the rows offsets[g] .. offsets[g + 1] - 1, an int32 tensor on x's device. Rows of no group are not written.
+    """x [rows, in] times the matrix of each row's group, plus its bias: weight [groups, out, in] (transposed: [groups, in,
+    out]), bias [groups, out], group g the rows offsets[g] .. offsets[g + 1] - 1, an int32 tensor on x's device. Rows of no
+    group are not written.
 
     All three products run in FP8: scales for 128 values of a row (gradients of the weight: for 128 rows of a group), and for
     128 x 128 of a weight. gradient_dtype: "e4m3" or "e5m2"."""
-    tensors("grouped_fp8_linear", x=x, weight=weight, offsets=offsets)
+    tensors("grouped_fp8_linear", x=x, weight=weight, offsets=offsets, bias=(bias, None))
     if weight.dim() != 3 or x.dim() != 2 or x.shape[1] != weight.shape[1 if transposed else 2]:
         raise ArgumentError(f"x {list(x.shape)} and weight {list(weight.shape)} are not [rows, in] and "
                             f"[groups, {'in, out' if transposed else 'out, in'}]")
     ops.same_shape("offsets", offsets.shape, (weight.shape[0] + 1,))
-    return _op.grouped_fp8_linear(_cast(x), weight, offsets, transposed, gradient_dtype)[0]
+    if bias is not None:
+        ops.same_shape("bias", bias.shape, (weight.shape[0], weight.shape[2 if transposed else 1]))
+    return _op.grouped_fp8_linear(_cast(x), weight, offsets, bias, transposed, gradient_dtype)[0]
 
 
 def moe_route(logits: Tensor, slots: int, *, bias: Optional[Tensor] = None, logit_bias: Optional[Tensor] = None,
@@ -309,20 +326,13 @@ def moe_experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: 
     options = [1.0, 1.0, float(alpha), float(up_offset), float(limit)]
     if gate_up_bias is None and down_bias is None and not transposed:
         return _op.moe_experts(x, ids, weights, gate_up, down, activation, options, interleaved, gradient_dtype, bool(recompute))[0]
-    experts = gate_up.shape[0]
-    offsets, rows, place = _op.moe_permute(ids.to(torch.int32), experts)
+    offsets, rows, place = _op.moe_permute(ids.to(torch.int32), gate_up.shape[0])
     linear = functools.partial(grouped_fp8_linear, offsets=offsets, transposed=transposed, gradient_dtype=gradient_dtype)
-    group = torch.searchsorted(offsets[1:], torch.arange(rows.shape[0], device=x.device, dtype=torch.int32), right=True)
-
-    def biased(y, bias):
-        if bias is None:
-            return y
-        return y + torch.where((group < experts)[:, None], bias[group.clamp_max(experts - 1)], 0).to(y.dtype)
 
     from . import swiglu
-    z = biased(linear(_op.moe_gather(x, rows, place), gate_up), gate_up_bias)
+    z = linear(_op.moe_gather(x, rows, place), gate_up, bias=gate_up_bias)
     h = swiglu(z, None, activation=activation, alpha=alpha, up_offset=up_offset, limit=limit, interleaved=interleaved)
-    return _op.moe_combine(biased(linear(h, down), down_bias), place, weights.to(torch.float32))
+    return _op.moe_combine(linear(h, down, bias=down_bias), place, weights.to(torch.float32))
 
 
 class MoE(torch.nn.Module):
@@ -378,7 +388,8 @@ def patch_moe(model: torch.nn.Module, *, gradient_dtype: str = "e4m3", recompute
               exclude: Sequence[str] = ()) -> Patch:
     """Every block of experts of a Hugging Face model (transformers 5: Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3,
     gpt-oss and others with gate_up_proj and down_proj [experts, ..]) computes in FP8, in place; routers and their losses stay
-    the model's. recompute: as of moe_experts. exclude: ends of module names that stay. Returns a Patch: undo() restores the model."""
+    the model's. recompute: as of moe_experts. exclude: ends of module names that stay. Returns a Patch: undo() restores the
+    model."""
     ops.pick(L.FORMATS, gradient_dtype, "gradient_dtype")
     patch, found = Patch(), False
     try:
