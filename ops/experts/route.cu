@@ -4,6 +4,8 @@
 #include "ops/moe/route.cuh"
 #include "src/math/experts.h"
 
+enum { TOKENS = 4 /* warps of a CTA: with one, CTAs leave half of a multiprocessor's warps empty */ };
+
 /* The logits of this lane's experts, and their scores. Returns whether any of the row is NaN. */
 template <int PER>
 static __device__ __forceinline__ bool score_row(const route_bwd_args &p, int64_t t, int lane, float *logit,
@@ -47,17 +49,20 @@ static __device__ __forceinline__ bool score_row(const route_bwd_args &p, int64_
 }
 
 template <int PER>
-static __global__ void __launch_bounds__(THREADS) moe_route_bwd(const __grid_constant__ route_bwd_args p)
+static __global__ void __launch_bounds__(TOKENS *THREADS) moe_route_bwd(const __grid_constant__ route_bwd_args p)
 {
-    __shared__ float shared[32 * PER];
-    const int lane = threadIdx.x;
-    const int64_t t = blockIdx.x;
+    __shared__ float all[TOKENS][32 * PER];
+    float *const shared = all[threadIdx.x / 32];
+    const int lane = threadIdx.x % 32;
+    const int64_t t = (int64_t)blockIdx.x * TOKENS + threadIdx.x / 32;
     float logit[PER], score[PER], w, d, g, dot;
     bool bad, valid;
     int id;
 
     ptx_launch_dependents();
     ptx_grid_dependency_wait();
+    if (t >= p.tokens)
+        return;
     bad = score_row<PER>(p, t, lane, logit, score);
 #pragma unroll
     for (int i = 0; i < PER; i++)
@@ -121,7 +126,13 @@ static ridge_status prepare(const ridge_device *device)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                            size_t, void *stream)
 {
-    return route_launch(device, kernel, functions, THREADS, route_bwd_args_of(&bound->call), stream);
+    route_bwd_args p = route_bwd_args_of(&bound->call);
+    const int size = p.experts <= 128 ? 0 : p.experts <= 256 ? 1 : p.experts <= 512 ? 2 : 3;
+
+    if (p.tokens == 0)
+        return RIDGE_OK;
+    return host_launch(device, kernel->name, functions[size], dim3((unsigned)((p.tokens + TOKENS - 1) / TOKENS)),
+                       TOKENS * THREADS, &p, stream);
 }
 
 static const ridge_kernel rows[] = {ROUTE_ROW("cuda.moe_route_bwd.warp", RIDGE_MOE_ROUTE_BWD, launch)};
