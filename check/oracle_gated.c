@@ -42,6 +42,8 @@ estimate oracle_gated(const ridge_call *call, estimate gate, estimate up, double
         return (estimate){NAN, 0};
     if (!(gate.error < 0x1p40 && up.error < 0x1p60 && fabs(gate.value) < 0x1p40 && isfinite(up.value)))
         return (estimate){0, INFINITY}; /* the cube of gate overflows */
+    if ((call->flags & RIDGE_ACTIVATION) == RIDGE_RELU2 && gate.value * gate.value * fabs(up.value) > 0x1p126)
+        return (estimate){0, INFINITY}; /* the product overflows, before it is scaled */
     centre = swiglu64(call, gate.value, up.value, row, &slack);
     for (int i = 0; i < 9; i++)
         most = fmax(most, fabs(centre - swiglu64(call, gate.value + (i / 3 - 1) * gate.error,

@@ -512,8 +512,8 @@ enum {
 /** @} */
 
 /** @defgroup blocks Weights in GGUF's block formats
- * Products of weights in any format of ridge_dtype from Q4_0 on with the activations of 1 to 16 tokens: the bytes of a
- * GGUF file decide the speed. cols, the contraction dimension, is a multiple of 32, of 256 with the K and IQ formats.
+ * Products of weights in any format of ridge_dtype from Q4_0 on with activations: of few tokens the bytes of a GGUF file
+ * decide the speed. cols, the contraction dimension, is a multiple of 32, of 256 with the K and IQ formats.
  * block_repack turns a file's rows of blocks into tiles of 16 rows, once; the products read tiles:
  *
  *     blocks   u8 [rows, bytes of a row in the file]
@@ -1115,8 +1115,8 @@ enum {
  *     q4_0 and the other block formats: tiles of block_repack         x: the same
  *     bf16   no scales; e4m3 f32 scales RIDGE_SCALING_BLK128          x: f32 or bf16
  *
- * The scales of an expert are a row of theirs: [experts, rows*cols/32] or [experts, ceil(rows/128)*ceil(cols/128)]. An
- * expert that several tokens share is read from memory once. An id outside 0 .. experts-1 is passed over: zeros from
+ * The scales of an expert are a row of theirs: [experts, rows*cols/32] or [experts, ceil(rows/128)*ceil(cols/128)]. One
+ * expert, ids of 0: a dense layer. What several tokens share is read from memory once. An id outside 0 .. experts-1 is passed over: zeros from
  * moe_gate_up_swiglu, no term in moe_down. A token may name an expert twice. No kernel's grid depends on the ids: a
  * captured graph may be replayed with any. Contract: exact, batch-invariant; with i8 and in block formats the sum over
  * cols is that of q8_0_matmul and block_matmul. 0 tokens or rows write nothing; 0 cols is a sum of 0.

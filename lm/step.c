@@ -5,9 +5,7 @@
  * gate_up_swiglu, the product with down added to the residual; then the norm and the head, and sample.
  * Tokens of a prompt may have attention_prefill instead (RIDGE_LM_FAST).
  * In a graph, kv_append and attention_decode of several sessions are branches that run side by side.
- * q8_0_matmul_hc_expand with one stream and factors of 1 is a product added to a residual.
- * Weights in a block format have products of their own, of up to 16 tokens: those of a prompt go by sixteens, so that
- * every token has the bits that decoding gives it. */
+ * q8_0_matmul_hc_expand with one stream and factors of 1 is a product added to a residual. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -82,29 +80,19 @@ static ridge_status norm_codes(const work *w, const float *x, const float *weigh
     return norm(w, x, weight, rows, codes(w->b, 0, w->b->lm->config.hidden));
 }
 
-static int64_t some_tokens(int64_t left)
-{
-    return left < RIDGE_Q8_0_MAX_TOKENS ? left : RIDGE_Q8_0_MAX_TOKENS;
-}
-
 /* A product with weights in a block format, of x or, where that is NULL, of the codes of a norm: rows of out are `ld`
  * apart. bias and residual (packed): NULL: none. */
 static ridge_status block_product(const work *w, const lm_matrix *m, const float *x, int64_t tokens, const float *bias,
                                   const float *residual, float *out, int64_t ld)
 {
-    for (int64_t first = 0, n; first < tokens; first += n) {
-        const ridge_tensor from = x ? f32(x + first * m->cols) : codes(w->b, first, m->cols);
-        ridge_tensor to = f32(out + first * ld);
-        ridge_call call;
+    ridge_tensor to = f32(out);
+    ridge_call call;
 
-        n = some_tokens(tokens - first);
-        to.stride = ld;
-        call = ridge_block_matmul(n, m->cols, m->rows, from, lm_weights(m), to);
-        ridge_set(&call, RIDGE_BLOCK_MATMUL_BIAS, RIDGE_F32, bias, 0);
-        ridge_set(&call, RIDGE_BLOCK_MATMUL_RESIDUAL, RIDGE_F32, residual ? residual + first * m->rows : NULL, 0);
-        LM_TRY(weights_call(w, &call));
-    }
-    return RIDGE_OK;
+    to.stride = ld;
+    call = ridge_block_matmul(tokens, m->cols, m->rows, x ? f32(x) : codes(w->b, 0, m->cols), lm_weights(m), to);
+    ridge_set(&call, RIDGE_BLOCK_MATMUL_BIAS, RIDGE_F32, bias, 0);
+    ridge_set(&call, RIDGE_BLOCK_MATMUL_RESIDUAL, RIDGE_F32, residual, 0);
+    return weights_call(w, &call);
 }
 
 /* Matrices of one x, one after the other, as one product. norm: of x; NULL: none. */
@@ -310,19 +298,12 @@ static ridge_status mixture(work *w, const lm_layer *l)
 static ridge_status block_gate_up(const work *w, const lm_layer *l)
 {
     const lm_batch *b = w->b;
-    const int64_t tokens = w->s->tokens, cols = l->gate.cols, rows = l->gate.rows;
+    ridge_call call = ridge_block_gate_up_swiglu(w->s->tokens, l->gate.cols, l->gate.rows, codes(b, 0, l->gate.cols),
+                                                 lm_weights(&l->gate), lm_weights(&l->up), f32(b->wide));
 
-    LM_TRY(norm_codes(w, b->x[w->now], l->ffn_norm, tokens));
-    for (int64_t first = 0, n; first < tokens; first += n) {
-        ridge_call call;
-
-        n = some_tokens(tokens - first);
-        call = ridge_block_gate_up_swiglu(n, cols, rows, codes(b, first, cols), lm_weights(&l->gate),
-                                          lm_weights(&l->up), f32(b->wide + first * rows));
-        call.flags |= b->lm->config.family->gelu ? RIDGE_GELU_TANH : RIDGE_SILU;
-        LM_TRY(weights_call(w, &call));
-    }
-    return RIDGE_OK;
+    LM_TRY(norm_codes(w, b->x[w->now], l->ffn_norm, w->s->tokens));
+    call.flags |= b->lm->config.family->gelu ? RIDGE_GELU_TANH : RIDGE_SILU;
+    return weights_call(w, &call);
 }
 
 static ridge_status feed_forward(work *w, int64_t layer)

@@ -20,7 +20,22 @@ static const struct {
 
 enum { SHAPES = (int)(sizeof shapes / sizeof shapes[0]) };
 
-static void product_text(const ridge_op_row *op, int tokens, int shape, int format, int form, char *text, size_t size)
+/* Prompts: ragged tiles of tokens and rows, columns of less than a run for each partition and of several, last units
+ * with one run and with blocks missing, more tiles than a GPU has SMs. slices: compare every token with a call of its
+ * own. */
+static const struct {
+    int tokens, cols, small_cols, rows, form;
+    bool slices;
+} prompts[] = {
+    {17, 256, 96, 20, 0, true},      {33, 1024, 1120, 140, 1, true},   {64, 2304, 2272, 129, 4, true},
+    {130, 512, 1376, 70, 5, true},   {100, 4096, 4128, 257, 1, false}, {257, 1280, 992, 130, 3, false},
+    {512, 256, 160, 600, 4, false},  {300, 2048, 2048, 330, 2, false}, {1030, 512, 64, 40, 1, false},
+    {129, 256, 128, 8200, 4, false},
+};
+enum { PROMPTS = (int)(sizeof prompts / sizeof prompts[0]) };
+
+static void sized_text(const ridge_op_row *op, int tokens, int cols, int rows, int shape, int format, int form,
+                       char *text, size_t size)
 {
     static const char *const matmul[] = {"", "bias=1", "residual=1", "bias=1 residual=1"};
     static const char *const pair[] = {"", "bias0=1", "bias1=1", "bias0=1 bias1=1"};
@@ -32,9 +47,6 @@ static void product_text(const ridge_op_row *op, int tokens, int shape, int form
                                          "act=relu2 down_mul=2 token_scale=1"};
     const char *x = x_forms[form % 3], *out = out_dtypes[(form + shape) % 2];
     const char *w = ridge_dtype_name((uint32_t)(RIDGE_Q4_0 + format));
-    const int rows = shapes[shape].rows;
-    const int cols =
-        block_layout_of((uint32_t)(RIDGE_Q4_0 + format)).columns == 32 ? shapes[shape].small_cols : shapes[shape].cols;
 
     switch (op->id) {
     case RIDGE_BLOCK_MATMUL:
@@ -50,6 +62,37 @@ static void product_text(const ridge_op_row *op, int tokens, int shape, int form
                  swiglu[(shape + form) % 6]);
         break;
     }
+}
+
+static bool has_small_blocks(int format)
+{
+    return block_layout_of((uint32_t)(RIDGE_Q4_0 + format)).columns == 32;
+}
+
+static void product_text(const ridge_op_row *op, int tokens, int shape, int format, int form, char *text, size_t size)
+{
+    sized_text(op, tokens, has_small_blocks(format) ? shapes[shape].small_cols : shapes[shape].cols, shapes[shape].rows,
+               shape, format, form, text, size);
+}
+
+static void prompt_cases(const ridge_op_row *op, case_level level, case_list *list)
+{
+    char text[256];
+
+    for (int i = 0; i < PROMPTS; i++)
+        for (int format = 0; format < FORMATS; format++) {
+            test_case layout = {.fill = (i + format) % 2 ? FILL_GROUPS : FILL_NORMAL,
+                                .slices = prompts[i].slices,
+                                .pad = (i + format) % 3 == 1 ? 64 : 0,
+                                .shift = (i + format) % 7 == 3 ? 1 : 0,
+                                .alias = op->id == RIDGE_BLOCK_MATMUL && i % 4 == 2};
+
+            if (level == CASES_QUICK && (i + format) % 5 != 1)
+                continue;
+            sized_text(op, prompts[i].tokens, has_small_blocks(format) ? prompts[i].small_cols : prompts[i].cols,
+                       prompts[i].rows, i, format, prompts[i].form, text, sizeof text);
+            cases_add(list, op, text, layout);
+        }
 }
 
 static void product_cases(const ridge_op_row *op, case_level level, case_list *list)
@@ -83,6 +126,7 @@ static void product_cases(const ridge_op_row *op, case_level level, case_list *l
                 cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
             }
         }
+    prompt_cases(op, level, list);
     product_text(op, 0, 2, 0, 0, text, sizeof text);
     cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
     product_text(op, 3, 4, RIDGE_Q4_K - RIDGE_Q4_0, 1, text, sizeof text);

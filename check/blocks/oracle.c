@@ -99,6 +99,7 @@ estimate oracle_block_product(uint32_t format, int64_t cols, const uint8_t *from
         if (isnan((double)v.scale * xs) || (minima && (isnan((double)v.min[0] * xs) || isnan((double)v.min[1] * xs))))
             return (estimate){NAN, 0};
         infinite = infinite || !isfinite((float)(v.scale * xs)) || !isfinite(v.min[0]) || !isfinite(v.min[1]);
+        infinite = infinite || (minima && fabs(xs) * (fabs(x_sum[0]) + fabs(x_sum[1])) > 0x1p127); /* times 0: NaN */
         sum += xs * dot;
         size += fabs((double)v.scale * xs * integer);
         for (int i = 0; i < 2; i++)

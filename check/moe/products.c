@@ -79,6 +79,47 @@ static void block_cases(const ridge_op_row *op, case_level level, case_list *lis
     }
 }
 
+/* Of an only expert. */
+static void only_cases(const ridge_op_row *op, case_list *list)
+{
+    /* An only expert in bf16, as a router: columns in one piece of 4096, and in two. */
+    static const struct {
+        const char *text;
+        test_case layout;
+    } only[] = {
+        {"tokens=1 cols=4096 rows=33 experts=1 slots=1 x=f32 w=bf16 out=f32",
+         {.fill = FILL_NORMAL, .variant = ONE_EXPERT}},
+        {"tokens=9 cols=416 rows=5 experts=1 slots=1 x=bf16 w=bf16 out=f32 bias=1 shared=f32",
+         {.fill = FILL_NORMAL, .slices = true, .pad = 8}},
+        {"tokens=3 cols=5216 rows=4 experts=1 slots=1 x=f32 w=bf16 out=bf16 residual=bf16",
+         {.fill = FILL_EDGE, .slices = true, .repeats = 50}},
+        {"tokens=16 cols=7168 rows=3 experts=1 slots=1 x=bf16 w=bf16 out=f32", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=1 cols=512 rows=64 experts=1 slots=1 x=f32 w=bf16 out=f32", {.fill = FILL_UNIT}},
+        {"tokens=2 cols=1056 rows=96 experts=1 slots=1 x=bf16 w=bf16 out=bf16", {.fill = FILL_NORMAL}},
+    };
+    /* Of both ops: a layer's matrix as an only expert, every number of tokens that kernels take at once and what is
+     * left, rows that are no multiple of any tile, x in one chunk of shared memory and in several. */
+    static const struct {
+        const char *text;
+        test_case layout;
+    } dense[] = {
+        {"tokens=1 cols=4096 rows=35 experts=1 slots=1 x=bf16 w=e4m3 out=f32", {.fill = FILL_NORMAL}},
+        {"tokens=2 cols=160 rows=260 experts=1 slots=1 x=f32 w=e4m3 out=bf16", {.fill = FILL_EDGE, .slices = true}},
+        {"tokens=3 cols=1056 rows=9 experts=1 slots=1 x=bf16 w=e4m3 out=f32", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=7 cols=6304 rows=131 experts=1 slots=1 x=bf16 w=e4m3 out=bf16", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=16 cols=2304 rows=20 experts=1 slots=1 x=f32 w=e4m3 out=f32", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=1 cols=512 rows=4300 experts=1 slots=1 x=bf16 w=e4m3 out=f32", {.fill = FILL_NORMAL, .repeats = 50}},
+        {"tokens=5 cols=288 rows=4230 experts=1 slots=1 x=f32 w=e4m3 out=f32", {.fill = FILL_UNIT}},
+        {"tokens=4 cols=1312 rows=4250 experts=1 slots=1 x=bf16 w=bf16 out=f32", {.fill = FILL_NORMAL}},
+        {"tokens=11 cols=800 rows=37 experts=1 slots=1 x=f32 w=bf16 out=bf16", {.fill = FILL_EDGE, .slices = true}},
+    };
+
+    for (int i = 0; i < (int)(sizeof dense / sizeof dense[0]); i++)
+        cases_add(list, op, dense[i].text, dense[i].layout);
+    for (int i = 0; op->id == RIDGE_MOE_DOWN && i < (int)(sizeof only / sizeof only[0]); i++)
+        cases_add(list, op, only[i].text, only[i].layout);
+}
+
 void cases_moe_products(const ridge_op_row *op, case_level level, case_list *list)
 {
     static const struct {
@@ -105,21 +146,6 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
     static const char *const odd[] = {"tokens=9 cols=416 rows=37 experts=6 slots=3",
                                       "tokens=2 cols=4096 rows=1 experts=3 slots=2",
                                       "tokens=16 cols=128 rows=131 experts=3 slots=2"};
-    /* An only expert in bf16, as a router: columns in one piece of 4096, and in two. */
-    static const struct {
-        const char *text;
-        test_case layout;
-    } only[] = {
-        {"tokens=1 cols=4096 rows=33 experts=1 slots=1 x=f32 w=bf16 out=f32",
-         {.fill = FILL_NORMAL, .variant = ONE_EXPERT}},
-        {"tokens=9 cols=416 rows=5 experts=1 slots=1 x=bf16 w=bf16 out=f32 bias=1 shared=f32",
-         {.fill = FILL_NORMAL, .slices = true, .pad = 8}},
-        {"tokens=3 cols=5216 rows=4 experts=1 slots=1 x=f32 w=bf16 out=bf16 residual=bf16",
-         {.fill = FILL_EDGE, .slices = true, .repeats = 50}},
-        {"tokens=16 cols=7168 rows=3 experts=1 slots=1 x=bf16 w=bf16 out=f32", {.fill = FILL_NORMAL, .slices = true}},
-        {"tokens=1 cols=512 rows=64 experts=1 slots=1 x=f32 w=bf16 out=f32", {.fill = FILL_UNIT}},
-        {"tokens=2 cols=1056 rows=96 experts=1 slots=1 x=bf16 w=bf16 out=bf16", {.fill = FILL_NORMAL}},
-    };
     const char *const *form = op->id == RIDGE_MOE_DOWN ? down_forms : gate_up_forms;
     char text[256];
 
@@ -135,8 +161,7 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
             snprintf(text, sizeof text, "%s %s", odd[i], form[f]);
             cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = true, .pad = i});
         }
-    for (int i = 0; op->id == RIDGE_MOE_DOWN && i < (int)(sizeof only / sizeof only[0]); i++)
-        cases_add(list, op, only[i].text, only[i].layout);
+    only_cases(op, list);
     block_cases(op, level, list);
 }
 

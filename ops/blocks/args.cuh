@@ -47,10 +47,16 @@ typedef struct block_kernels {
     int record[3];          /* bytes of x for 256 columns */
     int teams[2][3];        /* of a CTA, at most, as of mma */
     const void *experts[2]; /* of one token, and of several (experts.cuh) */
+    /* of prompts: by mma.sync, by wgmma with tiles of 128, 64 and 32 tokens, and bytes of shared memory */
+    const void *prompt, *gemm[3];
+    int prompt_shared, gemm_shared[3];
+    int x, pairs, mixed; /* how x is laid out */
 } block_kernels;
 
 /* mma.cu */
 const block_kernels *ridge_block_kernels_of(uint32_t format);
+/* The arguments of a product, with x as the call has it. */
+block_mma_args block_collect(const ridge_call *call);
 
 extern const block_kernels ridge_block_kernels_q4_0, ridge_block_kernels_q4_1, ridge_block_kernels_q8_0,
     ridge_block_kernels_mxfp4, ridge_block_kernels_q2_k, ridge_block_kernels_q4_k, ridge_block_kernels_q5_k,

@@ -9,6 +9,7 @@
 
 #include "cpu/num.h"
 #include "cpu/team.h"
+#include "few.h"
 #include "ops/swiglu/cpu.h"
 #include "src/util.h"
 
@@ -201,8 +202,8 @@ static void reference_gate_up(const block_args *a, const block_quantised *x, cha
             ridge_store_element(out, t * out->stride + r, ((const float *)y.data)[t * rows + r]);
 }
 
-static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                                     void *workspace, size_t bytes, void *stream)
+static ridge_status reference_few(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                  void *workspace, size_t bytes, void *stream)
 {
     const block_args a = args_of(&bound->call);
     char *rest = workspace;
@@ -220,9 +221,16 @@ static ridge_status launch_reference(const ridge_device *device, const ridge_ker
 }
 
 /* Quantised x, and the f32 matrices between the parts of gate_up_swiglu. */
+static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                     void *workspace, size_t bytes, void *stream)
+{
+    return ridge_block_by_sixteens(reference_few, device, kernel, bound, workspace, bytes, stream);
+}
+
 static size_t reference_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const int64_t elements = problem->dim[0] * problem->dim[1], size = (int64_t)sizeof(float);
+    const int64_t tokens = ridge_block_few(problem).dim[0], elements = tokens * problem->dim[1];
+    const int64_t size = (int64_t)sizeof(float);
     char *at = NULL;
 
     (void)device, (void)kernel;
@@ -231,7 +239,7 @@ static size_t reference_workspace(const ridge_device *device, const ridge_kernel
         ridge_take(&at, elements / 32 * size);
     }
     for (int i = 0; i < 3 && problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU; i++)
-        ridge_take(&at, problem->dim[0] * problem->dim[2] * size);
+        ridge_take(&at, tokens * problem->dim[2] * size);
     return (size_t)(uintptr_t)at;
 }
 
@@ -302,8 +310,8 @@ static void one_tile(const block_vectors *v, const block_args *a, int which, int
 
 /* The work units are tiles: those of the first weight, then those of pair's second one. A short x is prepared by the
  * calling thread: a barrier among threads that sleep takes about 30 microseconds. */
-static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                                   void *workspace, size_t bytes, void *stream)
+static ridge_status vectors_few(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                void *workspace, size_t bytes, void *stream)
 {
     const block_vectors *v = vectors[kernel->param[1]];
     block_args a = args_of(&bound->call);
@@ -344,13 +352,19 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
     return RIDGE_OK;
 }
 
+static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                                   void *workspace, size_t bytes, void *stream)
+{
+    return ridge_block_by_sixteens(vectors_few, device, kernel, bound, workspace, bytes, stream);
+}
+
 static size_t vectors_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const block_vectors *v = vectors[kernel->param[1]];
 
     (void)device;
     return (size_t)ridge_round_up((int64_t)v->tables, 256) +
-           (size_t)(problem->dim[0] * block_units(problem->dim[1])) * v->prepared;
+           (size_t)(ridge_block_few(problem).dim[0] * block_units(problem->dim[1])) * v->prepared;
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)

@@ -532,23 +532,4 @@ static __global__ void __launch_bounds__(32 * EXPERT_WARPS(COLUMNS), 1)
     expert_products<F, COLUMNS>(a);
 }
 
-/* -------------------------------------------------------------------------------------------------- a format's table
- */
-
-#define BLOCK_KERNELS_OF(F, BULK)                                                                                      \
-    {                                                                                                                  \
-        (const void *)block_mma<F, 1, BULK>, (const void *)block_mma<F, 8, BULK>, (const void *)block_mma<F, 16, BULK> \
-    }
-/* Defines block_kernels_NAME, from struct block_NAME. */
-#define BLOCK_KERNELS(name)                                                                                      \
-    extern const block_kernels ridge_block_kernels_##name = {                                                    \
-        {BLOCK_KERNELS_OF(block_##name, 0), BLOCK_KERNELS_OF(block_##name, 1)},                                  \
-        {(const void *)block_records<block_##name, 1>, (const void *)block_records<block_##name, 8>,             \
-         (const void *)block_records<block_##name, 16>},                                                         \
-        block_##name::UNIT,                                                                                      \
-        block_##name::TABLES,                                                                                    \
-        {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)}, \
-        {BLOCK_TEAMS_OF(block_##name, 0), BLOCK_TEAMS_OF(block_##name, 1)},                                      \
-        {(const void *)block_experts<block_##name, 1>, (const void *)block_experts<block_##name, 8>}};
-
 #endif

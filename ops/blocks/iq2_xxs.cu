@@ -6,7 +6,7 @@
  * each, tables need twice the time of shared memory, and as masks of bytes a second instruction of the tensor cores.)
  * Lane t of four has entry t of a block, eight columns in a row (PAIRS). Four bits of scale of each block lie above the
  * signs, of those blocks whose scales the lane owns. */
-#include "experts.cuh"
+#include "kernels.cuh"
 #include "src/math/iq2.h"
 
 struct block_iq2_xxs {

@@ -1,5 +1,6 @@
 /* mma.cu: the host half of products with weights in block formats: the rows, how shared memory is laid out, and the
  * launch. The kernels are in a file a format (mma.cuh has their main loop). */
+#include "few.h"
 #include "mma.cuh"
 
 typedef struct block_plan {
@@ -123,9 +124,10 @@ static size_t take(const ridge_device *device, const ridge_problem *problem, int
 
 static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
+    const ridge_problem few = ridge_block_few(problem);
     block_space s = {};
 
-    return take(device, problem, kernel->param[0], NULL, &s);
+    return take(device, &few, kernel->param[0], NULL, &s);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- launch */
@@ -143,11 +145,17 @@ static block_weight weight_of(const ridge_call *call, int w, int out, int bias, 
     return m;
 }
 
-static block_mma_args collect(const ridge_call *call)
+block_mma_args block_collect(const ridge_call *call)
 {
     const ridge_operand *arg = call->arg;
     block_mma_args a = {};
 
+    a.x_dtype = (int)arg[0].dtype;
+    a.x = arg[0].data;
+    a.x_stride = q8_0_row_bytes(&arg[0]);
+    a.x_scales = (const float *)arg[1].data;
+    a.x_ld = arg[1].stride;
+    a.vector_x = ((uintptr_t)a.x | (uintptr_t)a.x_stride) % 16 == 0;
     a.tokens = (int)call->dim[0];
     a.blocks = (int)(call->dim[1] / 32);
     a.units = (int)block_units(call->dim[1]);
@@ -181,17 +189,12 @@ static block_mma_args collect(const ridge_call *call)
 }
 
 /* x of the arguments: the call's, or its codes made in the workspace. */
-static ridge_status collect_x(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                              const block_space *s, void *stream, block_mma_args *a)
+static ridge_status make_x(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           const block_space *s, void *stream, block_mma_args *a)
 {
     const ridge_operand *x = &bound->call.arg[0];
     ridge_status status = RIDGE_OK;
 
-    a->x_dtype = (int)x->dtype;
-    a->x = x->data;
-    a->x_stride = q8_0_row_bytes(x);
-    a->x_scales = (const float *)bound->call.arg[1].data;
-    a->x_ld = bound->call.arg[1].stride;
     if (s->codes) {
         q8_0_rows_args q = {};
 
@@ -207,24 +210,24 @@ static ridge_status collect_x(const ridge_device *device, const ridge_kernel *ke
         a->x_stride = q.cols;
         a->x_scales = s->scales;
         a->x_ld = q.scales_stride;
+        a->vector_x = a->x_stride % 16 == 0;
     }
-    a->vector_x = ((uintptr_t)a->x | (uintptr_t)a->x_stride) % 16 == 0;
     return status;
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                           void *space, size_t, void *stream)
+static ridge_status launch_few(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                               void *space, size_t, void *stream)
 {
     const block_plan p = plan(device, &bound->problem, kernel->param[0]);
     const block_kernels *k = ridge_block_kernels_of(bound->call.arg[2].dtype);
-    block_mma_args a = collect(&bound->call);
+    block_mma_args a = block_collect(&bound->call);
     block_space s = {};
     ridge_status status;
 
     if (a.tokens == 0 || a.work == 0)
         return RIDGE_OK;
     take(device, &bound->problem, kernel->param[0], (char *)space, &s);
-    status = collect_x(device, kernel, bound, &s, stream, &a);
+    status = make_x(device, kernel, bound, &s, stream, &a);
     if (status)
         return status;
     a.teams = p.teams;
@@ -247,11 +250,19 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                               &a, stream);
 }
 
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *space, size_t bytes, void *stream)
+{
+    return ridge_block_by_sixteens(launch_few, device, kernel, bound, space, bytes, stream);
+}
+
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
+    const ridge_problem few = ridge_block_few(problem);
+
     if (problem->dim[1] > 1 << 24 || problem->dim[2] > 1 << 30 || problem->dim[3] > 1 << 30)
         return "more than 2^24 columns or 2^30 rows";
-    if (plan(device, problem, kernel->param[0]).bytes == INT64_MAX)
+    if (plan(device, &few, kernel->param[0]).bytes == INT64_MAX)
         return "shared memory is too small";
     return NULL;
 }
@@ -266,9 +277,13 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
         rows += (double)problem->dim[3];
     if (problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU)
         rows *= 2;
-    return 3 + 45e-6 * (double)problem->dim[0] * (double)problem->dim[1] +
-           rows * (double)block_row_bytes(f, problem->dim[1]) * (kernel->param[0] ? 1.0e-3 : 1.1e-3) /
-               device->copy_gbps;
+    const double read =
+        rows * (double)block_row_bytes(f, problem->dim[1]) * (kernel->param[0] ? 1.0e-3 : 1.1e-3) / device->copy_gbps;
+    const double few = (double)ridge_block_few(problem).dim[0];
+    const double products = 36e-9 * few * rows * (double)problem->dim[1]; /* what bounds more than about four */
+
+    return 45e-6 * (double)problem->dim[0] * (double)problem->dim[1] +
+           (3 + (read > products ? read : products)) * (double)ridge_ceil_div(problem->dim[0], RIDGE_Q8_0_MAX_TOKENS);
 }
 
 #define ROW(op_name, op_id, name, low, high, bulk)                                                             \

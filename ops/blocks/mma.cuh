@@ -303,75 +303,82 @@ template <int OWN> static __device__ __forceinline__ float4 block_numbers(const 
     }
 }
 
-/* A unit times 8 TILES tokens: acc[run][4 tile + i] as the D operand has them. OWN: each token has records of its own.
- */
+/* Run q of a unit times 8 TILES tokens: acc[4 tile + i] as the D operand has them. OWN: each token has records of its
+ * own. */
 template <class F, int TILES, int OWN>
-static __device__ __forceinline__ void block_unit_8(const char *unit, const char *tables, block_x_at record,
-                                                    int64_t tile_stride, int lane, float (*acc)[4 * TILES])
+static __device__ __forceinline__ void block_run_8(const char *unit, const char *tables, const block_scales *s, int q,
+                                                   block_x_at record, int64_t tile_stride, int lane, float *acc)
 {
     enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1, AUX = BLOCK_AUX(F::X) };
     const int t = lane % 4;
-    block_scales s;
+    uint32_t codes[4][BLOCK_CODES];
 
-    block_own_scales(F(), unit, lane, &s);
+    block_codes(F(), unit, tables, lane, q, codes);
 #pragma unroll
-    for (int q = 0; q < 2; q++) {
-        uint32_t codes[4][BLOCK_CODES];
+    for (int pair = 0; pair < 2; pair++) {
+        float w[2][2], m[2][2] = {};
+        uint32_t sub[2][2] = {};
 
-        block_codes(F(), unit, tables, lane, q, codes);
+        if (TILES > 1)
+            asm volatile("" ::: "memory"); /* keeps loads of x behind it: registers */
 #pragma unroll
-        for (int pair = 0; pair < 2; pair++) {
-            float w[2][2], m[2][2] = {};
-            uint32_t sub[2][2] = {};
-
-            if (TILES > 1)
-                asm volatile("" ::: "memory"); /* keeps loads of x behind it: registers */
+        for (int i = 0; i < 2; i++)
+            block_hand_out<F>(s, q, 2 * pair + i, lane, w[i], m[i], sub[i]);
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                block_hand_out<F>(&s, q, 2 * pair + i, lane, w[i], m[i], sub[i]);
-#pragma unroll
-            for (int tile = 0; tile < TILES; tile++) {
-                const block_x_at at = {record.codes + tile * tile_stride, {record.number[0], record.number[1]}};
-                const int which = 2 * q + pair;
-                const uint4 x = block_x_codes<OWN>(at, which, lane);
-                const float4 xs = block_numbers<OWN>(at, 0, which, t);
-                float4 aux[AUX + 1];
+        for (int tile = 0; tile < TILES; tile++) {
+            const block_x_at at = {record.codes + tile * tile_stride, {record.number[0], record.number[1]}};
+            const int which = 2 * q + pair;
+            const uint4 x = block_x_codes<OWN>(at, which, lane);
+            const float4 xs = block_numbers<OWN>(at, 0, which, t);
+            float4 aux[AUX + 1];
 
 #pragma unroll
-                for (int k = 0; k < AUX; k++)
-                    aux[k] = block_numbers<OWN>(at, 1 + k, which, t);
+            for (int k = 0; k < AUX; k++)
+                aux[k] = block_numbers<OWN>(at, 1 + k, which, t);
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const uint32_t b[2] = {i ? x.z : x.x, i ? x.w : x.y};
-                    int32_t d[SUMS][4];
+            for (int i = 0; i < 2; i++) {
+                const uint32_t b[2] = {i ? x.z : x.x, i ? x.w : x.y};
+                int32_t d[SUMS][4];
 
 #pragma unroll
-                    for (int k = 0; k < SUMS; k++) {
-                        d[k][0] = d[k][1] = F::X >= BLOCK_X_START_16 ? 0 : 0x4b400000;
-                        if (F::X == BLOCK_X_START || F::X == BLOCK_X_START_16) {
-                            d[k][0] = __float_as_int(i ? aux[k].z : aux[k].x);
-                            d[k][1] = __float_as_int(i ? aux[k].w : aux[k].y);
-                        }
-                        d[k][2] = d[k][0];
-                        d[k][3] = d[k][1];
+                for (int k = 0; k < SUMS; k++) {
+                    d[k][0] = d[k][1] = F::X >= BLOCK_X_START_16 ? 0 : 0x4b400000;
+                    if (F::X == BLOCK_X_START || F::X == BLOCK_X_START_16) {
+                        d[k][0] = __float_as_int(i ? aux[k].z : aux[k].x);
+                        d[k][1] = __float_as_int(i ? aux[k].w : aux[k].y);
                     }
-                    block_mma_onto<F>(d, codes[2 * pair + i], b);
+                    d[k][2] = d[k][0];
+                    d[k][3] = d[k][1];
+                }
+                block_mma_onto<F>(d, codes[2 * pair + i], b);
 #pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const float scale = i ? (e & 1 ? xs.w : xs.z) : (e & 1 ? xs.y : xs.x);
-                        const int32_t sum[2] = {d[0][e], d[SUMS - 1][e]};
-                        float more[2] = {};
+                for (int e = 0; e < 4; e++) {
+                    const float scale = i ? (e & 1 ? xs.w : xs.z) : (e & 1 ? xs.y : xs.x);
+                    const int32_t sum[2] = {d[0][e], d[SUMS - 1][e]};
+                    float more[2] = {};
 
 #pragma unroll
-                        for (int k = 0; k < AUX; k++)
-                            more[k] = i ? (e & 1 ? aux[k].w : aux[k].z) : (e & 1 ? aux[k].y : aux[k].x);
-                        acc[q][4 * tile + e] = block_step<F>(acc[q][4 * tile + e], w[i][e >> 1], m[i][e >> 1],
-                                                             sub[i][e >> 1], sum, scale, more, i);
-                    }
+                    for (int k = 0; k < AUX; k++)
+                        more[k] = i ? (e & 1 ? aux[k].w : aux[k].z) : (e & 1 ? aux[k].y : aux[k].x);
+                    acc[4 * tile + e] = block_step<F>(acc[4 * tile + e], w[i][e >> 1], m[i][e >> 1], sub[i][e >> 1],
+                                                      sum, scale, more, i);
                 }
             }
         }
     }
+}
+
+/* A unit: acc[run]. */
+template <class F, int TILES, int OWN>
+static __device__ __forceinline__ void block_unit_8(const char *unit, const char *tables, block_x_at record,
+                                                    int64_t tile_stride, int lane, float (*acc)[4 * TILES])
+{
+    block_scales s;
+
+    block_own_scales(F(), unit, lane, &s);
+#pragma unroll
+    for (int q = 0; q < 2; q++)
+        block_run_8<F, TILES, OWN>(unit, tables, &s, q, record, tile_stride, lane, acc[q]);
 }
 
 /* --------------------------------------------------------------------------------------------------------- epilogue */
@@ -494,7 +501,7 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
     if (a.weights_const)
         ptx_grid_dependency_wait();
     if (!a.records)
-        block_make_records<F, TOKENS>(a, memory + F::TABLES, (int)threadIdx.x, (int)blockDim.x);
+        block_make_records<F, TOKENS>(a, memory + F::TABLES, TOKENS, (int)threadIdx.x, (int)blockDim.x);
     __syncthreads(); /* orders the writes of x and of tables before their reads */
     for (int work = (int)blockIdx.x + team * (int)gridDim.x; work < a.work; work += step) {
         for (int sub = 0; sub <= a.gate_up; sub++) {

@@ -3,7 +3,7 @@
  * with three bits gives 16 - v, one with all four 2 v, for negative codes 0; their sum is 16 + v or 16 - v, and the -16
  * goes through the start of a sum. prmt takes the nibbles of two bytes in order, so that a word has two columns of each
  * half of a block; x is laid out so too (MIXED). The scale is a power of two a block. */
-#include "experts.cuh"
+#include "kernels.cuh"
 
 struct block_mxfp4 {
     static const int UNIT = 2176;

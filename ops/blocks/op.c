@@ -2,6 +2,7 @@
  * block_pair, block_gate_up_swiglu. dim[0] is tokens, so that one token is a slice of a call. */
 #include <stdio.h>
 
+#include "few.h"
 #include "layout.h"
 #include "ops/swiglu/op.h"
 #include "src/util.h"
@@ -52,6 +53,46 @@ static const char *cols_rule(const ridge_call *call, int arg)
 
     return f.columns && call->dim[1] % f.columns ? "cols is no multiple of 256, which a block of this format has"
                                                  : NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------- a few tokens */
+
+ridge_problem ridge_block_few(const ridge_problem *problem)
+{
+    ridge_problem few = *problem;
+
+    few.dim[0] = ridge_min(few.dim[0], RIDGE_Q8_0_MAX_TOKENS);
+    return few;
+}
+
+static void advance(ridge_operand *o, int64_t elements)
+{
+    if (o->data)
+        o->data = (char *)o->data + elements * (int64_t)ridge_dtype_size(o->dtype);
+}
+
+ridge_status ridge_block_by_sixteens(block_launch *launch, const ridge_device *device, const ridge_kernel *kernel,
+                                     const ridge_bound *bound, void *workspace, size_t bytes, void *stream)
+{
+    const ridge_op_row *op = bound->op;
+    ridge_status status = RIDGE_OK;
+    ridge_bound few = *bound;
+
+    for (int64_t left = bound->call.dim[0], n; (left > 0 || bound->call.dim[0] == 0) && !status; left -= n) {
+        n = ridge_min(left, RIDGE_Q8_0_MAX_TOKENS);
+        few.problem.dim[0] = few.call.dim[0] = n;
+        status = launch(device, kernel, &few, workspace, bytes, stream);
+        if (n == 0)
+            break;
+        for (int i = 0; i < op->args; i++) {
+            ridge_operand *const o = &few.call.arg[i];
+            const bool scale = op->id == RIDGE_BLOCK_GATE_UP_SWIGLU && i == RIDGE_BLOCK_GATE_UP_SWIGLU_TOKEN_SCALE;
+
+            if (scale || (op->arg[i].kind != RIDGE_VECTOR && o->dtype < RIDGE_Q4_0)) /* not of weights and biases */
+                advance(o, n * (scale ? 1 : o->stride));
+        }
+    }
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------------- repack, unpack */
@@ -127,8 +168,8 @@ const ridge_op_row ridge_op_block_unpack =
 
 static const char *product_rule(const ridge_call *call)
 {
-    if (call->dim[0] > RIDGE_Q8_0_MAX_TOKENS)
-        return "tokens is above 16";
+    if (call->dim[0] > RIDGE_Q8_0_MAX_PROMPT)
+        return "tokens is above 65536";
     if (call->dim[0] != 0 && call->dim[1] != 0 && call->arg[0].dtype == RIDGE_I8 && !ridge_has(call, 1))
         return "operand x_scales is NULL, x is i8";
     if (call->arg[0].dtype != RIDGE_I8 && ridge_has(call, 1))
@@ -204,7 +245,7 @@ RIDGE_DEFAULTS(matmul_defaults, ridge_block_matmul(0, 0, 0, FLOATS, TILES, FLOAT
 const ridge_op_row ridge_op_block_matmul = {
     .id = RIDGE_BLOCK_MATMUL,
     .name = "block_matmul",
-    .summary = "weights in a GGUF block format times 1 to 16 tokens",
+    .summary = "weights in a GGUF block format times tokens",
     .dims = 3,
     .dim_name = {"tokens", "cols", "rows"},
     .step = {0, 32, 0},
@@ -219,7 +260,7 @@ const ridge_op_row ridge_op_block_matmul = {
         },
     .fields = matmul_fields,
     .contract = CONTRACT,
-    .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
+    .invariant_max = INT64_MAX,
     .bound = BOUND,
     .rule = product_rule,
     .extent = matmul_extent,
@@ -286,7 +327,7 @@ const ridge_op_row ridge_op_block_pair = {
         },
     .fields = pair_fields,
     .contract = CONTRACT,
-    .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
+    .invariant_max = INT64_MAX,
     .bound = BOUND,
     .rule = product_rule,
     .extent = pair_extent,
@@ -371,7 +412,7 @@ const ridge_op_row ridge_op_block_gate_up_swiglu = {
     .fields = gate_up_fields,
     .flags = RIDGE_ACTIVATION,
     .contract = CONTRACT,
-    .invariant_max = RIDGE_Q8_0_MAX_TOKENS,
+    .invariant_max = INT64_MAX,
     .bound = "the bounds of block_matmul for gate and up, then of swiglu_fwd",
     .rule = gate_up_rule,
     .extent = gate_up_extent,

@@ -1,7 +1,7 @@
 /* q2_k.cu: Q2_K: two bits, 4-bit sub-scales and minima of 16 columns, f16 d and dmin for 256. Codes stay where they lie
  * in their bytes, as unsigned numbers: those of half h of an even block are 4^h times, of an odd one 16 * 4^h times
  * what they should be, and so are their sums, which block_step shifts back. */
-#include "experts.cuh"
+#include "kernels.cuh"
 
 struct block_q2_k {
     static const int UNIT = 1344;

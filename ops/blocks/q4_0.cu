@@ -1,5 +1,5 @@
 /* q4_0.cu: Q4_0: nibbles less 8, the -8 through the start of a sum; an f16 scale a block. */
-#include "experts.cuh"
+#include "kernels.cuh"
 
 struct block_q4_0 {
     static const int UNIT = 2304;

@@ -1,5 +1,5 @@
 /* q4_1.cu: Q4_1: nibbles, an f16 scale and an f16 minimum a block. */
-#include "experts.cuh"
+#include "kernels.cuh"
 
 struct block_q4_1 {
     static const int UNIT = 2560;

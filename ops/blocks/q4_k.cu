@@ -1,5 +1,5 @@
 /* q4_k.cu: Q4_K: nibbles, 6-bit scales and minima a block, f16 d and dmin for eight. */
-#include "experts.cuh"
+#include "kernels.cuh"
 
 struct block_q4_k {
     static const int UNIT = 2304;

@@ -1,5 +1,5 @@
 /* q5_k.cu: Q5_K: Q4_K with a fifth bit, in a plane of its own: bit s of each byte belongs to slot s. */
-#include "experts.cuh"
+#include "kernels.cuh"
 
 struct block_q5_k {
     static const int UNIT = 2816;

@@ -1,6 +1,6 @@
 /* q6_k.cu: Q6_K: nibbles and a plane of two high bits, less 32 through the start of a sum; signed sub-scales of
  * 16 columns, f16 d for 256. */
-#include "experts.cuh"
+#include "kernels.cuh"
 
 struct block_q6_k {
     static const int UNIT = 3360;

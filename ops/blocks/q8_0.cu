@@ -1,5 +1,5 @@
 /* q8_0.cu: Q8_0: signed bytes, an f16 scale a block. */
-#include "experts.cuh"
+#include "kernels.cuh"
 
 struct block_q8_0 {
     static const int UNIT = 4352;

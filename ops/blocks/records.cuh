@@ -100,16 +100,17 @@ static __device__ __forceinline__ uint2 block_load_codes(const block_mma_args &a
     return make_uint2(word[0], word[1]);
 }
 
-/* Writes the records of all tokens, those up to TOKENS that there are not and blocks beyond the last one as zeros. With
- * TOKENS = 1 there may be any number of them, whose records come one after another. The threads `first`, first + step,
+/* Writes the records of `count` tokens, those that there are not and blocks beyond the last one as zeros: with TOKENS =
+ * 1 one after another, else those of eight, of the next eight, ... The threads `first`, first + step,
  * ... take four lanes a block; all of a warp come. */
 template <class F, int TOKENS>
-static __device__ __forceinline__ void block_make_records(const block_mma_args &a, char *to, int first, int step)
+static __device__ __forceinline__ void block_make_records(const block_mma_args &a, char *to, int count, int first,
+                                                          int step)
 {
     enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X) };
     const int per_token = a.units * 32; /* of 8 columns */
 
-    for (int i = first; i < per_token * (TOKENS == 1 ? a.tokens : TOKENS); i += step) {
+    for (int i = first; i < per_token * count; i += step) {
         const int token = i / per_token, u = i % per_token, block = u / 4;
         uint2 codes = make_uint2(0, 0);
         float xs = 0, x[8];
@@ -135,13 +136,14 @@ static __device__ __forceinline__ void block_make_records(const block_mma_args &
     }
 }
 
-/* Makes the records in global memory, where they are too large for shared memory. */
+/* Makes the records in global memory, where they are too large for shared memory or serve many CTAs. */
 template <class F, int TOKENS>
 static __global__ void __launch_bounds__(256) block_records(const __grid_constant__ block_mma_args a)
 {
     ptx_launch_dependents();
     ptx_grid_dependency_wait();
-    block_make_records<F, TOKENS>(a, a.records_out, (int)(blockIdx.x * 256 + threadIdx.x), (int)gridDim.x * 256);
+    block_make_records<F, TOKENS>(a, a.records_out, (a.tokens + TOKENS - 1) / TOKENS * TOKENS,
+                                  (int)(blockIdx.x * 256 + threadIdx.x), (int)gridDim.x * 256);
 }
 
 #endif

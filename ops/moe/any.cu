@@ -58,29 +58,6 @@ static __device__ __forceinline__ float dot_codes(const moe_args &p, const moe_w
 
 /* ----------------------------------------------------------------------------------------------------------- floats */
 
-static __device__ __forceinline__ float from_e4m3(uint32_t code)
-{
-    const uint32_t mag = code & 0x7f;
-
-    return mag == 0x7f ? __uint_as_float(0x7fc00000u) : __uint_as_float(mag << 20 | (code & 0x80) << 24) * 0x1p120f;
-}
-
-/* Four codes of e4m3. */
-static __device__ __forceinline__ void unpack_e4m3(uint32_t w, float *v)
-{
-#if __CUDA_ARCH__ >= 890
-    uint32_t low, high;
-
-    mma_convert<0>(w, &low, &high);
-    num_unpack2<RIDGE_F16>(low, v, v + 1);
-    num_unpack2<RIDGE_F16>(high, v + 2, v + 3);
-#else
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        v[i] = from_e4m3(w >> 8 * i & 0xff);
-#endif
-}
-
 /* 8 weights. */
 template <int FORM> static __device__ __forceinline__ void load_weights(const char *from, bool vector, float *v)
 {
@@ -93,12 +70,12 @@ template <int FORM> static __device__ __forceinline__ void load_weights(const ch
     } else if (vector) {
         const uint2 w = ptx_load8(from);
 
-        unpack_e4m3(w.x, v);
-        unpack_e4m3(w.y, v + 4);
+        moe_unpack_e4m3(w.x, v);
+        moe_unpack_e4m3(w.y, v + 4);
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            v[i] = from_e4m3((uint8_t)from[i]);
+            v[i] = moe_from_e4m3((uint8_t)from[i]);
     }
 }
 

@@ -3,6 +3,7 @@
 #define RIDGE_MOE_ARGS_CUH
 
 #include "cuda/launch.cuh"
+#include "cuda/mma.cuh"
 #include "cuda/num.cuh"
 #include "products.h"
 #include "src/math/q8_0.h"
@@ -34,6 +35,29 @@ static __device__ __forceinline__ float moe_swiglu_inline(unsigned act, float ga
 static __device__ __noinline__ float moe_swiglu(unsigned act, float gate, float up, ridge_swiglu_options o)
 {
     return moe_swiglu_inline(act, gate, up, o);
+}
+
+static __device__ __forceinline__ float moe_from_e4m3(uint32_t code)
+{
+    const uint32_t mag = code & 0x7f;
+
+    return mag == 0x7f ? __uint_as_float(0x7fc00000u) : __uint_as_float(mag << 20 | (code & 0x80) << 24) * 0x1p120f;
+}
+
+/* Four codes of e4m3. */
+static __device__ __forceinline__ void moe_unpack_e4m3(uint32_t w, float *v)
+{
+#if __CUDA_ARCH__ >= 890
+    uint32_t low, high;
+
+    mma_convert<0>(w, &low, &high);
+    num_unpack2<RIDGE_F16>(low, v, v + 1);
+    num_unpack2<RIDGE_F16>(high, v + 2, v + 3);
+#else
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        v[i] = moe_from_e4m3(w >> 8 * i & 0xff);
+#endif
 }
 
 /* Adds the bias of expert e to a product. */

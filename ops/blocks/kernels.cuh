@@ -1,0 +1,34 @@
+/* kernels.cuh: the kernels of a format, which its file instantiates. */
+#ifndef RIDGE_BLOCKS_KERNELS_CUH
+#define RIDGE_BLOCKS_KERNELS_CUH
+
+#include "experts.cuh"
+#include "gemm_mma.cuh"
+#include "gemm_sm90.cuh"
+
+#define BLOCK_KERNELS_OF(F, BULK)                                                                                      \
+    {                                                                                                                  \
+        (const void *)block_mma<F, 1, BULK>, (const void *)block_mma<F, 8, BULK>, (const void *)block_mma<F, 16, BULK> \
+    }
+/* Defines block_kernels_NAME, from struct block_NAME. */
+#define BLOCK_KERNELS(name)                                                                                            \
+    extern const block_kernels ridge_block_kernels_##name = {                                                          \
+        {BLOCK_KERNELS_OF(block_##name, 0), BLOCK_KERNELS_OF(block_##name, 1)},                                        \
+        {(const void *)block_records<block_##name, 1>, (const void *)block_records<block_##name, 8>,                   \
+         (const void *)block_records<block_##name, 16>},                                                               \
+        block_##name::UNIT,                                                                                            \
+        block_##name::TABLES,                                                                                          \
+        {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)},       \
+        {BLOCK_TEAMS_OF(block_##name, 0), BLOCK_TEAMS_OF(block_##name, 1)},                                            \
+        {(const void *)block_experts<block_##name, 1>, (const void *)block_experts<block_##name, 8>},                  \
+        (const void *)block_prompt<block_##name>,                                                                      \
+        {(const void *)block_gemm_wgmma<block_##name, GEMM_TILE_128(block_##name)>,                                    \
+         (const void *)block_gemm_wgmma<block_##name, GEMM_TILE_64(block_##name)>,                                     \
+         (const void *)block_gemm_wgmma<block_##name, GEMM_TILE_32(block_##name)>},                                    \
+        block_prompt_tile<block_##name>::SHARED,                                                                       \
+        {GEMM_TILE_128(block_##name)::SHARED, GEMM_TILE_64(block_##name)::SHARED, GEMM_TILE_32(block_##name)::SHARED}, \
+        block_##name::X,                                                                                               \
+        block_##name::PAIRS,                                                                                           \
+        block_##name::MIXED};
+
+#endif
