@@ -114,6 +114,14 @@ if(nvcc_help MATCHES "--compress-mode")
     set(compress --compress-mode=size)
 endif()
 
+# Spills are errors with the compiler that the kernels were written for. Others allocate registers differently: 12.4
+# spills 4 to 88 bytes in a few kernels, which must not end a build.
+execute_process(COMMAND ${RIDGE_NVCC} --version OUTPUT_VARIABLE nvcc_version ERROR_QUIET)
+set(spills --warn-on-spills)
+if(nvcc_version MATCHES "release 13\\.0")
+    set(spills --warn-on-spills,-Werror)
+endif()
+
 function(ridge_gencode archs out)
     set(flags)
     foreach(arch ${archs})
@@ -147,7 +155,7 @@ foreach(source ${cuda_sources})
                 -fmad=false ${gencode} ${compress} -DRIDGE_HAVE_CUDA=1
                 -I${CMAKE_CURRENT_SOURCE_DIR}/include -I${CMAKE_CURRENT_SOURCE_DIR}
                 -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics,-Wall,-Wextra
-                -Xptxas=--warn-on-spills,-Werror -t0
+                -Xptxas=${spills} -t0
         DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source}
         DEPFILE ${object}.d
         COMMENT "nvcc ${source}"

@@ -18,6 +18,8 @@ expect() { # LIST WORDS
 }
 expect release 'this nvcc does not know 100;120;100-ptx: left out -- ridge: CUDA kernels for 80;89;90a;90-ptx '
 expect 80,90a 'CUDA kernels for 80;90a '
+grep -rqF -e --warn-on-spills "$work/build" || { echo "nvcc does not warn of spills"; exit 1; }
+if grep -rqF -e --warn-on-spills,-Werror "$work/build"; then echo "spills are errors with an nvcc that is not 13.0"; exit 1; fi
 expect '90a;120' 'does not know 120: left out -- ridge: CUDA kernels for 90a '
 expect 100 'knows none of the architectures 100 '
 expect '80;80-ptx' 'PTX begins at 90-ptx'
