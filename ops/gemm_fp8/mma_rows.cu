@@ -46,12 +46,13 @@ typedef struct mma_tile {
     }
 
 /* Those from SM89_TILES on run from sm_89 on only. */
-enum { SM89_TILES = 5 };
+enum { SM89_TILES = 6 };
 static const mma_tile tiles[] = {
-    MMA_LARGE(KIND_DECODE, 48, 2),  MMA_LARGE(KIND_DECODE, 32, 3), MMA_SMALL(KIND_DECODE, 16),
-    MMA_SMALL(KIND_DECODE, 32),     MMA_SPLIT(KIND_DECODE),        MMA_LARGE(KIND_CONVERT, 48, 2),
-    MMA_LARGE(KIND_CONVERT, 32, 3), MMA_SMALL(KIND_CONVERT, 16),   MMA_SMALL(KIND_CONVERT, 32),
-    MMA_SPLIT(KIND_CONVERT),        MMA_LARGE(KIND_FP8, 32, 2)};
+    MMA_LARGE(KIND_DECODE, 48, 2),  MMA_LARGE(KIND_DECODE, 32, 3),  MMA_SMALL(KIND_DECODE, 8),
+    MMA_SMALL(KIND_DECODE, 16),     MMA_SMALL(KIND_DECODE, 32),     MMA_SPLIT(KIND_DECODE),
+    MMA_LARGE(KIND_CONVERT, 48, 2), MMA_LARGE(KIND_CONVERT, 32, 3), MMA_SMALL(KIND_CONVERT, 8),
+    MMA_SMALL(KIND_CONVERT, 16),    MMA_SMALL(KIND_CONVERT, 32),    MMA_SPLIT(KIND_CONVERT),
+    MMA_LARGE(KIND_FP8, 32, 2)};
 static const void *const sum_function[] = {(const void *)gemm_split_sum};
 
 enum { TILES = (int)(sizeof tiles / sizeof tiles[0]) };
@@ -166,6 +167,7 @@ static mma_args args_of(const ridge_call *call, const mma_tile *tile)
     p.tiles_n = (int)ridge_ceil_div(call->dim[1], tile->block_n);
     p.copy_a = copy_bytes(a);
     p.copy_b = copy_bytes(b);
+    p.whole = p.copy_a == 16 && p.copy_b == 16 && p.k % 16 == 0;
     p.dtype = (int)d->dtype;
     p.bias_dtype = (int)bias->dtype;
     p.scale_last = mode == RIDGE_SCALE_TENSOR || mode == RIDGE_SCALE_ROW;
@@ -288,17 +290,19 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 
 /* param: the tile; multiply-adds a clock of a CTA that has an SM to itself, of gemm_split of all of an SM's (H100). */
 static const ridge_kernel rows[] = {
-    ROW("mma_f16cvt.128x96", RIDGE_ARCH_SM89, 5, 528, F16),
-    ROW("mma_f16cvt.128x64", RIDGE_ARCH_SM89, 6, 432, F16),
-    ROW("mma_f16cvt.16x32", RIDGE_ARCH_SM89, 7, 283, F16),
-    ROW("mma_f16cvt.32x32", RIDGE_ARCH_SM89, 8, 356, F16),
-    ROW_OF("mma_f16cvt.64x128", RIDGE_ARCH_SM89, 9, 575, F16, split_workspace),
-    ROW("mma_fp8.128x64", RIDGE_ARCH_SM89, 10, 339, FP8),
+    ROW("mma_f16cvt.128x96", RIDGE_ARCH_SM89, 6, 528, F16),
+    ROW("mma_f16cvt.128x64", RIDGE_ARCH_SM89, 7, 432, F16),
+    ROW("mma_f16cvt.8x32", RIDGE_ARCH_SM89, 8, 196, F16),
+    ROW("mma_f16cvt.16x32", RIDGE_ARCH_SM89, 9, 283, F16),
+    ROW("mma_f16cvt.32x32", RIDGE_ARCH_SM89, 10, 356, F16),
+    ROW_OF("mma_f16cvt.64x128", RIDGE_ARCH_SM89, 11, 575, F16, split_workspace),
+    ROW("mma_fp8.128x64", RIDGE_ARCH_SM89, 12, 339, FP8),
     ROW("mma_f16.128x96", RIDGE_ARCH_SM80, 0, 384, F16),
     ROW("mma_f16.128x64", RIDGE_ARCH_SM80, 1, 297, F16),
-    ROW("mma_f16.16x32", RIDGE_ARCH_SM80, 2, 193, F16),
-    ROW("mma_f16.32x32", RIDGE_ARCH_SM80, 3, 258, F16),
-    ROW_OF("mma_f16.64x128", RIDGE_ARCH_SM80, 4, 410, F16, split_workspace),
+    ROW("mma_f16.8x32", RIDGE_ARCH_SM80, 2, 129, F16),
+    ROW("mma_f16.16x32", RIDGE_ARCH_SM80, 3, 193, F16),
+    ROW("mma_f16.32x32", RIDGE_ARCH_SM80, 4, 258, F16),
+    ROW_OF("mma_f16.64x128", RIDGE_ARCH_SM80, 5, 410, F16, split_workspace),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_mma = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};

@@ -45,8 +45,8 @@ static __device__ __forceinline__ void mma_load_split(const mma_args &p, mma_spl
 {
     const int thread = threadIdx.x;
 
-    mma_copy_rows<SPLIT_N, LARGE_THREADS>(ptx_shared(s->b), p.b, p.ldb, p.copy_b, col, p.n, p.k, kb, thread);
-    mma_copy_rows<SPLIT_TOKENS, LARGE_THREADS>(ptx_shared(s->a), p.a, p.lda, p.copy_a, 0, p.m, p.k, kb, thread);
+    mma_copy_rows<SPLIT_N, LARGE_THREADS>(p, ptx_shared(s->b), p.b, p.ldb, p.copy_b, col, p.n, kb, thread);
+    mma_copy_rows<SPLIT_TOKENS, LARGE_THREADS>(p, ptx_shared(s->a), p.a, p.lda, p.copy_a, 0, p.m, kb, thread);
     if (!p.scale_last) {
         mma_copy_scales<SPLIT_N, LARGE_THREADS>(ptx_shared(s->scale_b), p.scale_b, col, p.n, kb, thread);
         mma_copy_scales<SPLIT_TOKENS, LARGE_THREADS>(ptx_shared(s->scale_a), p.scale_a, 0, p.m, kb, thread);
