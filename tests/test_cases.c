@@ -117,9 +117,62 @@ TEST(every_row_has_quick_cases_of_every_kind)
     assert_int_equal(wrong, 0);
 }
 
+/* The longest predicted time of a row's cases where memory is so slow that nothing else counts, over that with the
+ * chip's own memory; 1 for a cost that does not know it. */
+static double slower_without_memory(const ridge_device *device, const ridge_kernel *kernel, const case_list *list)
+{
+    double most = 1;
+
+    for (int i = 0; i < list->count; i++) {
+        ridge_device said = case_device(device, &list->at[i]), slow;
+        ridge_problem problem;
+        ridge_call call;
+        double ratio;
+
+        if (!case_problem(&list->at[i], &call, &problem) || ridge_why_not(&said, kernel, &problem))
+            continue;
+        slow = said;
+        slow.copy_gbps /= 1e6;
+        ratio = kernel->cost(&slow, kernel, &problem) / kernel->cost(&said, kernel, &problem);
+        most = ratio > most ? ratio : most;
+    }
+    return most;
+}
+
+/* Chips of one architecture differ in their memory most of all. */
+TEST(every_cost_on_cuda_has_a_memory_term)
+{
+    int costs = 0, wrong = 0;
+
+    for (uint32_t id = 1; id < RIDGE_OPS; id++) {
+        case_list list = {0};
+
+        cases_of(ridge_op_at(id), CASES_QUICK, &list);
+        for (int i = 0; ridge_kernel_at(i); i++) {
+            const ridge_kernel *kernel = ridge_kernel_at(i);
+            ridge_device *device;
+
+            if (kernel->op != id || !kernel->cost || ridge_kernel_backend(kernel) != RIDGE_CUDA)
+                continue;
+            device = model_of(kernel);
+            assert_non_null(device);
+            costs++;
+            if (!(slower_without_memory(device, kernel, &list) > 100)) {
+                printf("%s: its cost has no memory term\n", kernel->name);
+                wrong++;
+            }
+            ridge_close(device);
+        }
+        free(list.at);
+    }
+    printf("%d costs\n", costs);
+    assert_int_equal(wrong, 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_row_has_quick_cases_of_every_kind)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_row_has_quick_cases_of_every_kind),
+                                       cmocka_unit_test(every_cost_on_cuda_has_a_memory_term)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

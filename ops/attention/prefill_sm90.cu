@@ -580,20 +580,21 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    return 4 + ridge_op_at(problem->op)->flops(problem) / (device->units * 4e6);
+    const double rows = (double)problem->dim[0] * (double)problem->dim[1] +
+                        (double)problem->dim[4] * (double)problem->dim[2]; /* q and out, k and v */
+
+    return 4 + fmax(ridge_op_at(problem->op)->flops(problem) / (device->units * 4e6 * host_sm_share(device)),
+                    rows * (double)problem->dim[3] * 4e-3 / device->copy_gbps);
 }
 
-static const ridge_kernel rows[] = {{"cuda.attention_prefill.wgmma",
-                                     RIDGE_ATTENTION_PREFILL,
-                                     RIDGE_ARCH_SM90,
-                                     RIDGE_ARCH_SM90,
-                                     RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
-                                     0,
-                                     {},
-                                     why_not,
-                                     NULL,
-                                     cost,
-                                     launch}};
+static const ridge_kernel rows[] = {{.name = "cuda.attention_prefill.wgmma",
+                                     .op = RIDGE_ATTENTION_PREFILL,
+                                     .arch_min = RIDGE_ARCH_SM90,
+                                     .arch_max = RIDGE_ARCH_SM90,
+                                     .contract = RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+                                     .why_not = why_not,
+                                     .cost = cost,
+                                     .launch = launch}};
 
 extern "C" const ridge_kernel_list ridge_cuda_attention_prefill_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]),
                                                                         prepare};

@@ -1,5 +1,7 @@
 /* mma_grouped.cu: gemm_fp8_grouped by mma.sync, for any shape, stride and alignment: the kernel of mma.cuh for m above
  * 64, whose CTAs look for the group of their tile. The grid has as many CTAs as groups of any sizes can have tiles. */
+#include <math.h>
+
 #include "cuda/launch.cuh"
 #include "groups.cuh"
 #include "mma.cuh"
@@ -134,6 +136,7 @@ static grouped_args args_of(const ridge_call *call)
     p->tiles_n = (int)ridge_ceil_div(call->dim[1], BLOCK_N);
     p->copy_a = copy_bytes(a);
     p->copy_b = copy_bytes(b);
+    p->whole = p->copy_a == 16 && p->copy_b == 16 && p->k % 16 == 0;
     p->dtype = (int)d->dtype;
     p->bias = bias->data;
     p->bias_dtype = (int)bias->dtype;
@@ -171,12 +174,19 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     return NULL;
 }
 
-/* us: 292 multiply-adds a clock of an SM, as gemm_fp8's row with these tiles. */
+/* Microseconds: the multiply-adds at 292 a clock of an SM, as gemm_fp8's row with these tiles, or, if that is longer, a
+ * read of A and B and a write of D. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    const double macs = (double)LARGE_M * BLOCK_N * (double)problem->dim[2] * most_tiles(problem->flags, problem->dim);
+    const bool by_k = (problem->flags & RIDGE_GROUPED) == RIDGE_GROUPED_K;
+    const bool masked = (problem->flags & RIDGE_GROUPED) == RIDGE_GROUPED_MASKED;
+    const double n = (double)problem->dim[1], k = (double)problem->dim[2], groups = fmax((double)problem->dim[3], 1);
+    const double rows = (double)problem->dim[0] * (masked ? groups : 1), d_rows = by_k ? groups * rows : rows;
+    const double bytes = (double)ridge_dtype_size(problem->dtype[RIDGE_GEMM_FP8_GROUPED_D]);
+    const double moved = (rows + (by_k ? 1 : groups) * n) * k + d_rows * n * bytes;
+    const double macs = (double)LARGE_M * BLOCK_N * k / (by_k ? groups : 1) * most_tiles(problem->flags, problem->dim);
 
-    return 4 + macs / (292e3 * device->clock_ghz * device->units);
+    return 4 + fmax(macs / (292e3 * device->clock_ghz * device->units), moved / (900 * device->copy_gbps));
 }
 
 static const ridge_kernel rows[] = {
