@@ -84,6 +84,8 @@ typedef struct ce_params {
     int64_t top_id_stride, top_stride;
     uint64_t *top;      /* [CE_TOP_ROWS][parts][CE_TOP_LIST]: the best of a part of a row's classes (top.cuh) */
     int32_t *top_count; /* [rows][parts]: how many of them there are */
+    uint32_t *top_bins; /* [CE_TOP_ROWS][CE_TOP_BINS]: how many logits in lists are of a bin: (z - x) y of top_scale */
+    float2 *top_scale;
     int top_k;
     const int64_t *seed, *counter;
     int64_t *sample_id; /* [tokens]: a class drawn, with two more outputs */
@@ -125,7 +127,7 @@ ridge_status ce_ids_prepare(const ridge_device *device);
 /* top.cu, nothing without option topk or sample_id: the best of a block of logits to the list of part 0 of its rows,
  * and to their draw; the outputs of option topk of listed rows [begin, begin + rows) from their lists and sums. rows is
  * at most CE_TOP_ROWS. */
-enum { CE_TOP_ROWS = 4096, CE_TOP_LIST = 384 };
+enum { CE_TOP_ROWS = 4096, CE_TOP_LIST = 512, CE_TOP_BINS = 32 };
 static inline bool ce_wants_top(const ridge_problem *problem)
 {
     return problem->op == RIDGE_LINEAR_CE_EVAL && problem->dtype[RIDGE_LINEAR_CE_TOP_ID] != RIDGE_NONE;

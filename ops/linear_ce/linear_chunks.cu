@@ -38,7 +38,8 @@
  * *: frequent targets by slices of 256 hidden units. Exponents are predicted unless lse is given (linear_ce_backward)
  * or an output or option needs it first: label smoothing, entropy, argmax, accuracy. linear_ce_eval is begin, STATS and
  * finish; on Hopper STATS is two launches, one of which gathers rows by TMA where some are ignored: only the device
- * knows which of the two has work. */
+ * knows which of the two has work. Where it picks classes (top.cuh) there it is in chunks: gather_x, and for the top
+ * classes SAMPLE and top_scale, before STATS, top_finish behind it. */
 #include "linear_chunks.cuh"
 #include "phase.h"
 
@@ -49,19 +50,26 @@ static ridge_status row_kernel(ce_job *j, int which)
     return ce_row_launch(j->device, j->name, which, &j->c, j->stream);
 }
 
+/* u of every sample_stride-th class of a chunk's rows, to memory of plan.area bytes. */
+static ridge_status sample_product(ce_job *j, void *memory)
+{
+    const ce_params *p = &j->c.p;
+
+    j->c.sample_classes = (int)ridge_min(CE_SAMPLE_CLASSES, p->vocab);
+    j->c.sample_stride = p->hv ? 1 : (int)(p->vocab / j->c.sample_classes);
+    j->c.sample_u = (float *)memory;
+    return j->products->sample(j);
+}
+
 /* Predicts the exponents of tokens [begin, begin + rows), ignored ones too, from u of every sample_stride-th class. */
 static ridge_status sample(ce_job *j, int64_t begin, int64_t rows)
 {
-    const ce_params *p = &j->c.p;
     ridge_status status;
 
     j->c.begin = begin;
     j->c.rows = rows;
     j->c.x_compact = NULL;
-    j->c.sample_classes = (int)ridge_min(CE_SAMPLE_CLASSES, p->vocab);
-    j->c.sample_stride = p->hv ? 1 : (int)(p->vocab / j->c.sample_classes);
-    j->c.sample_u = (float *)j->space.chunk;
-    status = j->products->sample(j);
+    status = sample_product(j, j->space.chunk);
     return status ? status : row_kernel(j, CE_ROW_PREDICT);
 }
 
@@ -226,15 +234,22 @@ static ridge_status finish_dw(ce_job *j)
     return ce_round_dw_launch(j->device, j->name, &j->c, &j->dw, !rounds_sum(j), j->stream);
 }
 
-/* All rows at once; where lists of the top classes are kept, so many as there is memory for. */
+/* All rows at once; where classes are picked, so many as there is memory for lists, and for a compact x. */
 static ridge_status eval(ce_job *j)
 {
-    const int64_t tokens = j->c.p.tokens, most = j->c.p.top_k ? (int64_t)CE_TOP_ROWS : tokens;
+    const int64_t tokens = j->c.p.tokens, most = j->c.p.top_k || j->space.chunk ? (int64_t)CE_TOP_ROWS : tokens;
     ridge_status status = RIDGE_OK;
 
     for (; j->c.begin < tokens && !status; j->c.begin += most) {
         j->c.rows = ridge_min(most, tokens - j->c.begin);
-        status = j->products->logits(j, CE_STATS, false);
+        j->c.x_compact = j->space.chunk;
+        if (j->c.x_compact)
+            status = row_kernel(j, CE_ROW_GATHER);
+        if (!status && j->space.sample) {
+            status = sample_product(j, j->space.sample);
+            status = status ? status : row_kernel(j, CE_ROW_TOP_SCALE);
+        }
+        status = status ? status : j->products->logits(j, CE_STATS, false);
         if (!status)
             status = ce_top_finish(j->device, j->name, &j->c.p, j->c.begin, j->c.rows, j->stream);
     }

@@ -108,7 +108,8 @@ typedef struct ce_plan {
 } ce_plan;
 
 typedef struct ce_area {
-    void *chunk;
+    void *chunk;     /* eval: where classes are picked, the compact x */
+    void *sample;    /* eval: u of the sample, where the top classes are wanted */
     uint16_t *spare; /* behind it: as many bytes as a 16-bit dW has */
 } ce_area;
 
@@ -168,6 +169,7 @@ static inline bool ce_has_options(const ce_params *p)
 /* row_kernels.cu, in the order of a chunk; linear_chunks.cu says what they read and write. */
 enum {
     CE_ROW_PREDICT = 0, /* for all tokens, before the first chunk */
+    CE_ROW_TOP_SCALE,   /* for a chunk of listed rows */
     CE_ROW_GATHER,
     CE_ROW_CHECK,
     CE_ROW_RESET,

@@ -182,10 +182,12 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, coop_sme
         pick_smem *picks = (pick_smem *)s->product.d[consumer][0];
 
         if (PICKS_OF(WHAT))
-            pick_begin(picks, 64, local - pick_first(), work.part);
+            top_begin(a, picks, 64, local - pick_first(), work.part);
         if (WHAT != CE_STATS_OPTIONS && !PICKS_OF(WHAT)) /* there it would spill */
             t = rows_of<PROBS_OF(WHAT)>(a, w, local);
         for (int col = tile_n * G16_COOP_N, end = col + work.count * G16_COOP_N; col < end; col += G16_COOP_N) {
+            if (WHAT == CE_STATS_TOP)
+                top_before_tile<G16_COOP_N>(a, picks, 64);
             gemm16_mainloop<BF16, 0, MN_B, gemm16_coop>(at, w.k_blocks, consumer, &state, acc);
             if (WHAT == CE_STATS_OPTIONS || PICKS_OF(WHAT))
                 t = rows_of<0>(a, w, local);
@@ -302,11 +304,11 @@ int ce_row_parts(const ridge_device *device, const ridge_problem *problem)
     /* Eval has 8 bytes of workspace a token and SM, of which other members take 48 a token. */
     const int64_t most = problem->op == RIDGE_LINEAR_CE_EVAL ? ridge_max(device->units - 6, 1) : clusters;
 
-    if (ce_wants_top(problem)) { /* lists of at most CE_TOP_ROWS rows: 16 parts of so many, more of fewer rows */
+    if (ce_wants_top(problem)) { /* lists of at most CE_TOP_ROWS rows: 8 parts of so many, more of fewer rows */
         const int64_t pairs = ridge_ceil_div(ridge_min(problem->dim[0], CE_TOP_ROWS), G16_CLUSTER * G16_BLOCK_M);
 
         return (int)ridge_max(ridge_min(own, 2), /* a pingpong work tile makes two */
-                              ridge_min(tiles, ridge_min(clusters, ridge_max(256 / ridge_max(pairs, 1), 16))));
+                              ridge_min(tiles, ridge_min(clusters, ridge_max(128 / ridge_max(pairs, 1), 8))));
     }
     /* every tile may be a part until there are as many as clusters; of more tiles most are in pairs */
     return (int)ridge_min(ridge_max(tiles - tiles / 3, ridge_min(own, ridge_max(clusters, 2))), ridge_max(most, 2));

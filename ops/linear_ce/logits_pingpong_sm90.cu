@@ -54,8 +54,8 @@ static __device__ __forceinline__ void epilogue_half(const ce_logits_args &a, co
 static __device__ __forceinline__ void epilogue_picks(const ce_logits_args &a, const gemm16_plan &w, pick_smem *s,
                                                       int half, int col, float *acc)
 {
-    const row_state t = rows_of<0>(a, w, pick_row_of(s, half));
-    const float cool = 1.0f / a.c.p.temperature;
+    const row_state t = rows_of<0>(a, w, pick_row_of(&s->tile, half));
+    const float cool = s->tile.cool[pick_warp()];
 
 #pragma unroll
     for (int i = 0; i < HALF; i++)
@@ -109,10 +109,12 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, pingpong
         pick_smem *picks = (pick_smem *)s->d[consumer];
 
         if (WHAT == CE_STATS_TOP_PLAIN)
-            pick_begin(picks, 128, (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_BLOCK_M, part);
+            top_begin(a, picks, G16_BLOCK_M, (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_BLOCK_M, part);
         for (int col = (tile_n + own) * G16_PINGPONG_N; col < end; col += 2 * G16_PINGPONG_N) {
             float acc[2 * HALF];
 
+            if (WHAT == CE_STATS_TOP_PLAIN)
+                top_before_tile<G16_PINGPONG_N>(a, picks, G16_BLOCK_M);
             gemm16_mainloop<BF16, 0, MN_B, gemm16_pingpong>(at, w.k_blocks, consumer, &state, acc);
             state.n += (uint32_t)w.k_blocks; /* the other consumer's tile */
 #pragma unroll
@@ -182,13 +184,19 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_pingpong(cons
     if (consumer < 0) {
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (WHAT == CE_STATS_TOP_PLAIN)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        else
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x == 0)
             produce<MN_B>(a, s);
         else if (IS_PROBS(WHAT) && (warp == 1 || warp == 2))
             store_probs(a, s, warp - 1);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        if (WHAT == CE_STATS_TOP_PLAIN)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        else
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         consume<BF16, MN_B, WHAT>(a, s, consumer);
     }
     __syncwarp();       /* the cluster barrier is .aligned; only one thread of the producer's warp ran its loop */

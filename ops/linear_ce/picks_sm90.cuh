@@ -8,19 +8,25 @@
 #include "logits_epilogue_sm90.cuh"
 #include "top.cuh"
 
-/* Of a consumer. value: eight logits of each thread, columns 8 i + {0, 1} of a group of 32. row: of the rows of its
- * tile, what is known of their lists of this part; a warp's rows are its own. sums: each thread's, of 64 rows; part,
- * first: by warp, the first row of the consumer's tile. In registers they would spill. */
+/* What a consumer knows of its work tile. sums: each thread's, of 64 rows; part, first: by warp, the first row of the
+ * consumer's tile. In registers they would spill. */
+typedef struct pick_tile {
+    row_sums sums[2][128];
+    int part[4], first[4];
+    float cool[4]; /* 1 / temperature */
+} pick_tile;
+
+/* value: eight logits of each thread, columns 8 i + {0, 1} of a group of 32. row: of the rows of the tile, what is
+ * known of their lists of this part; a warp's rows are its own. */
 typedef struct pick_row {
     float least;
     int count;
 } pick_row;
 
 typedef struct pick_smem {
+    pick_tile tile;
     float2 value[4][128];
     pick_row row[G16_BLOCK_M];
-    row_sums sums[2][128];
-    int part[4], first[4];
 } pick_smem;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -40,9 +46,9 @@ static __device__ __forceinline__ int pick_warp(void)
     return warp;
 }
 
-static __device__ __forceinline__ int pick_row_of(const pick_smem *s, int half)
+static __device__ __forceinline__ int pick_row_of(const pick_tile *t, int half)
 {
-    return s->first[pick_warp()] + 64 * half + pick_first();
+    return t->first[pick_warp()] + 64 * half + pick_first();
 }
 
 /* Group index / 2 of 32 columns, row index % 2. */
@@ -66,18 +72,15 @@ static __device__ __forceinline__ float pick_value(const pick_smem *s, int i)
 }
 
 /* Before a work tile. rows: of the consumer, from `first` on. */
-static __device__ __forceinline__ void pick_begin(pick_smem *s, int rows, int first, int part)
+static __device__ __forceinline__ void pick_tile_begin(pick_tile *t, int rows, int first, int part, float cool)
 {
     if (threadIdx.x % 32 == 0) {
-        s->part[threadIdx.x % 128 / 32] = part;
-        s->first[threadIdx.x % 128 / 32] = first;
+        t->part[threadIdx.x % 128 / 32] = part;
+        t->first[threadIdx.x % 128 / 32] = first;
+        t->cool[threadIdx.x % 128 / 32] = cool;
     }
-    for (int half = 0; half < rows / 64; half++) {
-        s->sums[half][threadIdx.x % 128] = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
-        if (threadIdx.x % 4 == 0)
-            s->row[64 * half + pick_first()] = s->row[64 * half + pick_first() + 8] = {CUDART_NAN_F, 0};
-    }
-    __syncwarp(); /* orders these writes before the quad's reads */
+    for (int half = 0; half < rows / 64; half++)
+        t->sums[half][threadIdx.x % 128] = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}, {0.0f, 0.0f}};
 }
 
 static __device__ __forceinline__ uint64_t *top_list(const ce_logits_args &a, int row, int part)
@@ -85,22 +88,79 @@ static __device__ __forceinline__ uint64_t *top_list(const ce_logits_args &a, in
     return a.c.p.top + ((int64_t)row * a.c.p.parts + part) * CE_TOP_LIST;
 }
 
-/* By a warp: cuts the lists of its quads' rows that have no room for another step. row: in the chunk. */
-static __device__ __forceinline__ void top_make_room(const ce_logits_args &a, pick_row *of, int row, int part)
+/* What is known of a row, `row` in the chunk: a number that k logits in its lists exceed, so that only larger ones may
+ * be among its best; NaN: nothing. The logits of bin b and above are at least b / y from x on, but for rounding. */
+static __device__ __forceinline__ float top_known(const ce_params &p, int64_t row)
 {
-    uint32_t full = __ballot_sync(~0u, of->count > CE_TOP_LIST - CE_TOP_STEP) & 0x11111111;
+    const uint4 *from = (const uint4 *)(p.top_bins + row * CE_TOP_BINS);
+    const float2 scale = p.top_scale[row];
+    int above = 0, bin = CE_TOP_BINS;
 
-    while (full) {
-        const int lane = __ffs((int)full) - 1;
+#pragma unroll 2
+    for (int i = CE_TOP_BINS / 4 - 1; i >= 0; i--) {
+        const uint4 four = __ldcg(from + i);
+        const uint32_t count[4] = {four.x, four.y, four.z, four.w};
+
+#pragma unroll
+        for (int j = 3; j >= 0; j--) {
+            bin = above < p.top_k ? 4 * i + j : bin;
+            above += above < p.top_k ? (int)count[j] : 0;
+        }
+    }
+    return above < p.top_k ? CUDART_NAN_F : __fmaf_rd((float)bin - 0.5f, __frcp_rn(scale.y), scale.x);
+}
+
+/* A logit that goes into a list of the row. A NaN is in bin 0, though it is the largest. */
+static __device__ __forceinline__ void top_count(const ce_params &p, int row, float z)
+{
+    const float2 scale = p.top_scale[row];
+    const float at = (z - scale.x) * scale.y;
+
+    if (!(at < 0.0f))
+        atomicAdd(&p.top_bins[row * CE_TOP_BINS + min((int)at, CE_TOP_BINS - 1)], 1u);
+}
+
+static __device__ __forceinline__ void top_begin(const ce_logits_args &a, pick_smem *s, int rows, int first, int part)
+{
+    pick_tile_begin(&s->tile, rows, first, part, 1.0f / a.c.p.temperature);
+    for (int half = 0; half < rows / 64; half++)
+        if (threadIdx.x % 4 == 0)
+            s->row[64 * half + pick_first()] = s->row[64 * half + pick_first() + 8] = {CUDART_NAN_F, 0};
+    __syncwarp(); /* orders these writes before the quad's reads */
+}
+
+/* By a warp: cuts the lists of its rows that have no room for another N logits. */
+template <int N> static __device__ __forceinline__ void top_make_room(const ce_logits_args &a, pick_smem *s, int rows)
+{
+    const int own = threadIdx.x % 4, r = own / 2 * 64 + own % 2 * 8 + pick_first();
+    const bool cuts = r < rows && s->row[r].count > CE_TOP_LIST - N;
+
+#pragma unroll 1
+    for (uint32_t full = __ballot_sync(~0u, cuts); full; full &= full - 1) {
+        const int of = __shfl_sync(~0u, r, __ffs((int)full) - 1);
         float least;
-        const int count = top_cut(top_list(a, __shfl_sync(~0u, row, lane), part), __shfl_sync(~0u, of->count, lane),
-                                  a.c.p.top_k, &least);
+        const int count = top_cut<false>(top_list(a, s->tile.first[pick_warp()] + of, s->tile.part[pick_warp()]),
+                                         s->row[of].count, a.c.p.top_k, N, &least);
 
-        if ((int)threadIdx.x % 32 == lane)
-            *of = {least, count};
-        full &= full - 1;
+        if (threadIdx.x % 32 == 0)
+            s->row[of] = {fmaxf(least, s->row[of].least), count};
     }
     __syncwarp(); /* orders the writes before the quads' reads */
+}
+
+/* Before a tile: makes room in the lists, and asks what all parts of the rows have found. Each lane of a quad has one
+ * row, the consumer `rows` of them. */
+template <int N> static __device__ __forceinline__ void top_before_tile(const ce_logits_args &a, pick_smem *s, int rows)
+{
+    const int own = threadIdx.x % 4, r = own / 2 * 64 + own % 2 * 8 + pick_first();
+    const int row = s->tile.first[pick_warp()] + r;
+
+    if (!a.c.p.top_k)
+        return;
+    top_make_room<N>(a, s, rows);
+    if (r < rows && row < a.c.rows)
+        s->row[r].least = fmaxf(s->row[r].least, top_known(a.c.p, row));
+    __syncwarp(); /* orders these writes before the quad's reads */
 }
 
 /* The larger one, NaN if there is one: NaN is the largest here. */
@@ -148,8 +208,8 @@ static __device__ __forceinline__ void add_top(const ce_logits_args &a, const ge
 
 #pragma unroll 1
     for (; groups; groups &= groups - 1) {
-        const int index = __ffs((int)groups) - 1, row = pick_row_of(s, half) + index % 2 * 8;
-        const int from = class_ + index / 2 * GROUP_COLUMNS, part = s->part[pick_warp()];
+        const int index = __ffs((int)groups) - 1, row = pick_row_of(&s->tile, half) + index % 2 * 8;
+        const int from = class_ + index / 2 * GROUP_COLUMNS, part = s->tile.part[pick_warp()];
         pick_row *of = &s->row[64 * half + pick_first() + index % 2 * 8];
         const pick_row had = *of;
         uint32_t mask = 0;
@@ -157,7 +217,7 @@ static __device__ __forceinline__ void add_top(const ce_logits_args &a, const ge
         pick_to_shared<N>(s, acc, index);
 #pragma unroll
         for (int i = 0; i < GROUP / 2; i++)
-            mask |= (uint32_t)(top_may(pick_value(s, i), had.least) && from + 8 * (i / 2) + i % 2 < w.n) << i;
+            mask |= (uint32_t)(top_may(pick_value(s, i), had.least) && from + 8 * (i / 2) + i % 2 < a.n) << i;
         mask = row < w.m ? mask : 0;
         const int mine = __popc(mask);
         int sum = mine;
@@ -168,18 +228,20 @@ static __device__ __forceinline__ void add_top(const ce_logits_args &a, const ge
 
             sum += own >= up ? before : 0;
         }
-        uint64_t *to = top_list(a, row, part) + had.count + sum - mine;
-
-        for (; mask; mask &= mask - 1) {
-            const int i = __ffs((int)mask) - 1;
-
-            *to++ = top_entry(pick_value(s, i), from + 8 * (i / 2) + i % 2);
-        }
-        __syncwarp(); /* orders the quad's reads of the row before this write, and that before the next reads */
+        __syncwarp(); /* orders the quad's reads of the row before this write */
         if (own == 3)
             of->count = had.count + sum;
-        __syncwarp();
-        top_make_room(a, of, row, part);
+        int to = (row * a.c.p.parts + part) * CE_TOP_LIST + had.count + sum - mine;
+
+#pragma unroll 1
+        for (; mask; mask &= mask - 1, to++) {
+            const int i = __ffs((int)mask) - 1;
+            const float z = pick_value(s, i);
+
+            a.c.p.top[to] = top_entry(z, from + 8 * (i / 2) + i % 2);
+            top_count(a.c.p, row, z);
+        }
+        __syncwarp(); /* orders the write before the next reads */
     }
 }
 
@@ -256,7 +318,7 @@ template <int N, bool DRAW>
 static __device__ __forceinline__ void add_picks(const ce_logits_args &a, const gemm16_plan &w, pick_smem *s, int half,
                                                  int col, const float *acc)
 {
-    row_sums sums = s->sums[half][threadIdx.x % 128];
+    row_sums sums = s->tile.sums[half][threadIdx.x % 128];
     uint32_t groups = 0;
 
     if (DRAW) {
@@ -266,31 +328,40 @@ static __device__ __forceinline__ void add_picks(const ce_logits_args &a, const 
     } else {
         float high[2];
 
-        groups = top_groups<N>(&s->row[64 * half + pick_first()], w.m - pick_row_of(s, half), acc, high);
+        groups = top_groups<N>(&s->row[64 * half + pick_first()], w.m - pick_row_of(&s->tile, half), acc, high);
 #pragma unroll
         for (int h = 0; h < 2; h++)
             add_logits<N, 1>(&sums, h, high[h], acc);
     }
-    s->sums[half][threadIdx.x % 128] = sums;
+    s->tile.sums[half][threadIdx.x % 128] = sums;
     if (DRAW)
-        add_draw<N>(a, w, pick_row_of(s, half), col, acc);
-    else if (a.c.p.top_k)
+        add_draw<N>(a, w, pick_row_of(&s->tile, half), col, acc);
+    else if (a.c.p.top_k) {
         add_top<N>(a, w, s, half, col, groups, acc);
+    }
 }
 
-/* After a work tile: of 64 rows, the sums and how long their lists are. */
-template <bool DRAW>
-static __device__ __forceinline__ void store_picks(const ce_logits_args &a, const gemm16_plan &w, const pick_smem *s,
-                                                   int half)
+/* After a work tile: the sums of 64 rows. */
+static __device__ __forceinline__ void store_pick_sums(const ce_logits_args &a, const gemm16_plan &w,
+                                                       const pick_tile *t, int half)
 {
-    const row_sums sums = s->sums[half][threadIdx.x % 128];
-    const int part = s->part[threadIdx.x % 128 / 32];
-    const int first = pick_row_of(s, half);
+    const row_sums sums = t->sums[half][threadIdx.x % 128];
+    const int part = t->part[threadIdx.x % 128 / 32], first = pick_row_of(t, half);
 
     if (!a.only_top && a.c.p.full)
         store_part<1>(a, w, sums, first, part);
     if (!a.only_top && !a.c.p.full)
         store_part<0>(a, w, sums, first, part);
+}
+
+/* And how long their lists are. */
+template <bool DRAW>
+static __device__ __forceinline__ void store_picks(const ce_logits_args &a, const gemm16_plan &w, const pick_smem *s,
+                                                   int half)
+{
+    const int part = s->tile.part[threadIdx.x % 128 / 32], first = pick_row_of(&s->tile, half);
+
+    store_pick_sums(a, w, &s->tile, half);
 #pragma unroll
     for (int h = 0; h < 2 && !DRAW && a.c.p.top_k; h++)
         if (first + 8 * h < w.m && threadIdx.x % 4 == 0)

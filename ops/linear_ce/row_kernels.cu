@@ -24,6 +24,8 @@ static __device__ __forceinline__ void clear(const ce_chunk &c)
 {
     const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
 
+    if (!c.progress) /* eval */
+        return;
     for (int64_t i = at; i < c.p.vocab && c.begin == 0; i += step) /* all chunks count their targets there */
         c.class_rows[i] = make_int2(INT32_MAX, 0);
     for (int64_t i = at; i < 2 * CE_PROGRESS_COUNTERS(c.p.vocab); i += step)
@@ -78,19 +80,14 @@ static __device__ __forceinline__ double stored_bits(const ce_params &p)
     return p.dtype == RIDGE_F16 ? F16_BITS : 0;
 }
 
-/* PREDICT: the exponent from the sample's sum, as if all classes were like the sample; resets the parts of the sums. */
-static __global__ void __launch_bounds__(THREADS) predict_exponent(const ce_chunk c)
+/* A lane's logits of the sample of row `in` of the chunk, -inf where there is no class; returns the largest. */
+static __device__ __forceinline__ float sample_logits(const ce_chunk &c, int64_t in, float *z)
 {
-    ptx_grid_dependency_wait();
     const ce_params &p = c.p;
     const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
-    const int64_t in = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    const int64_t row = in < c.rows ? p.row_of[c.begin + in] : -1;
     const int lane = threadIdx.x % 32;
-    float z[CE_SAMPLE_CLASSES / 32] = {}, max = -CUDART_INF_F, sum = 0.0f;
+    float max = -CUDART_INF_F;
 
-    if (row < 0)
-        return;
     for (int split = 0; split < c.sample_splits; split++) {
         const float *u = c.sample_u + (split * c.rows + in) * CE_SAMPLE_CLASSES + lane;
 
@@ -106,6 +103,61 @@ static __global__ void __launch_bounds__(THREADS) predict_exponent(const ce_chun
                                      : -CUDART_INF_F;
         max = fmaxf(max, z[i]);
     }
+    return max;
+}
+
+/* By a warp: the sum over its lanes. */
+static __device__ __forceinline__ float lanes_sum(float x)
+{
+    for (int step = 16; step > 0; step /= 2)
+        x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+/* TOP_SCALE: the bins of a row's logits (ce_params): from 1.5 standard deviations above their mean on to 5.5, as far as
+ * the sample says. Bad bins cost time, nothing else. Without a finite deviation y is 0, and there are none. */
+static __global__ void __launch_bounds__(THREADS) top_scale(const ce_chunk c)
+{
+    ptx_grid_dependency_wait();
+    const int in = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    float z[CE_SAMPLE_CLASSES / 32] = {}, sum = 0.0f, square = 0.0f;
+    int count = 0;
+
+    if (in >= ce_chunk_rows(c))
+        return;
+    for (int i = threadIdx.x % 32; i < CE_TOP_BINS; i += 32)
+        c.p.top_bins[in * CE_TOP_BINS + i] = 0;
+    sample_logits(c, in, z);
+#pragma unroll
+    for (int i = 0; i < CE_SAMPLE_CLASSES / 32; i++) {
+        count += __popc(__ballot_sync(~0u, z[i] > -CUDART_INF_F));
+        sum += z[i] > -CUDART_INF_F ? z[i] : 0.0f;
+    }
+    const float each = __fdividef(1.0f, (float)count), mean = lanes_sum(sum) * each;
+#pragma unroll
+    for (int i = 0; i < CE_SAMPLE_CLASSES / 32; i++)
+        square += z[i] > -CUDART_INF_F ? (z[i] - mean) * (z[i] - mean) : 0.0f;
+    const float variance = lanes_sum(square) * each, inverse = rsqrtf(variance), rate = CE_TOP_BINS / 4 * inverse;
+
+    if (threadIdx.x % 32 == 0)
+        c.p.top_scale[in] = rate > 0x1p-100f && rate < 0x1p100f ? make_float2(mean + 1.5f * variance * inverse, rate)
+                                                                : make_float2(CUDART_NAN_F, 0.0f);
+}
+
+/* PREDICT: the exponent from the sample's sum, as if all classes were like the sample; resets the parts of the sums. */
+static __global__ void __launch_bounds__(THREADS) predict_exponent(const ce_chunk c)
+{
+    ptx_grid_dependency_wait();
+    const ce_params &p = c.p;
+    const int64_t in = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int64_t row = in < c.rows ? p.row_of[c.begin + in] : -1;
+    const int lane = threadIdx.x % 32;
+    float z[CE_SAMPLE_CLASSES / 32] = {}, sum = 0.0f;
+
+    if (row < 0)
+        return;
+    float max = sample_logits(c, in, z);
+
     for (int step = 16; step > 0; step /= 2)
         max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
 #pragma unroll
@@ -392,12 +444,19 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) round_dw(
 /* CE_ROW_* in order (the last two for f16), those two for bf16; dbias and round_dw for f16 and bf16. */
 enum { FUNCTIONS = CE_ROW_KERNELS + 6 };
 static const void *const functions[FUNCTIONS] = {
-    (const void *)predict_exponent,      (const void *)gather_x,
-    (const void *)check_exponent,        (const void *)reset_parts,
-    (const void *)exponent_from_lse,     (const void *)scale_x<RIDGE_F16>,
-    (const void *)reduce_dx<RIDGE_F16>,  (const void *)scale_x<RIDGE_BF16>,
-    (const void *)reduce_dx<RIDGE_BF16>, (const void *)dbias<RIDGE_F16>,
-    (const void *)dbias<RIDGE_BF16>,     (const void *)round_dw<RIDGE_F16>,
+    (const void *)predict_exponent,
+    (const void *)top_scale,
+    (const void *)gather_x,
+    (const void *)check_exponent,
+    (const void *)reset_parts,
+    (const void *)exponent_from_lse,
+    (const void *)scale_x<RIDGE_F16>,
+    (const void *)reduce_dx<RIDGE_F16>,
+    (const void *)scale_x<RIDGE_BF16>,
+    (const void *)reduce_dx<RIDGE_BF16>,
+    (const void *)dbias<RIDGE_F16>,
+    (const void *)dbias<RIDGE_BF16>,
+    (const void *)round_dw<RIDGE_F16>,
     (const void *)round_dw<RIDGE_BF16>,
 };
 

@@ -20,7 +20,7 @@ static __global__ void __launch_bounds__(THREADS) top_block(const ce_block b)
     int count = p.top_count[row * p.parts];
 
     if (count >= p.top_k)
-        count = top_cut(entry, count, p.top_k, &least);
+        count = top_cut<true>(entry, count, p.top_k, CE_TOP_STEP, &least);
     for (int64_t first = 0; first < b.count; first += CE_TOP_STEP) {
 #pragma unroll
         for (int i = 0; i < CE_TOP_STEP / 32; i++) {
@@ -35,7 +35,7 @@ static __global__ void __launch_bounds__(THREADS) top_block(const ce_block b)
             count += __popc(mask);
         }
         if (count > CE_TOP_LIST - CE_TOP_STEP)
-            count = top_cut(entry, count, p.top_k, &least);
+            count = top_cut<true>(entry, count, p.top_k, CE_TOP_STEP, &least);
     }
     if (lane == 0)
         p.top_count[row * p.parts] = count;

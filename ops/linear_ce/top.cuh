@@ -2,7 +2,7 @@
  *
  * The classes of a row come in parts, in ascending order within a part. Of a part a warp keeps a list of CE_TOP_LIST
  * entries at most: what is above `least`, which is NaN at first, so that everything is. A list that has no room for
- * CE_TOP_STEP more is cut: entries that at least k others exceed go, and `least` becomes the value of the last one that
+ * another step is cut: entries that at least k others exceed go, and `least` becomes the value of the last one that
  * stays. An entry is one number, the larger the better, and no two are equal: so which ones are the k best does not
  * depend on the parts or on when a list is cut.
  *
@@ -67,47 +67,48 @@ static __device__ __forceinline__ int top_rank(const uint64_t *entry, int count,
 {
     int mine = 0;
 
+#pragma unroll 1 /* Hopper's consumers have few registers */
     for (int i = threadIdx.x % 32; i < count; i += 32)
         mine += entry[i] >= from;
     return (int)__reduce_add_sync(~0u, (uint32_t)mine);
 }
 
-/* By a warp: cuts a list of k entries and more to k .. k + a quarter of what is free then. Bisection: `low` has k
- * entries and more at or above it, `high` fewer; by the values alone, in registers, which separate all but equal ones,
- * then by the whole entries. */
-static __device__ __forceinline__ int top_cut(uint64_t *entry, int count, int k, float *least)
+/* By a warp: cuts a list of k entries and more to k .. k + a quarter of what is then free before a step. Bisection:
+ * `low` has k entries and more at or above it, `high` fewer; with HELD by the values alone, in registers, which
+ * separate all but equal ones, then by the whole entries. */
+template <bool HELD>
+static __device__ __forceinline__ int top_cut(uint64_t *entry, int count, int k, int step, float *least)
 {
     enum { EACH = CE_TOP_LIST / 32 };
-    const int lane = threadIdx.x % 32, most = k + (CE_TOP_LIST - CE_TOP_STEP - k) / 4;
-    uint32_t order[EACH], bottom = ~0u, top = 0;
+    const int lane = threadIdx.x % 32, most = k + (CE_TOP_LIST - step - k) / 4;
+    uint64_t low = 0, high = ~UINT64_C(0); /* no entry is that large */
     int at_low = count, left = 0;
 
     __syncwarp(); /* orders other lanes' writes before these reads */
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        order[i] = i * 32 + lane < count ? (uint32_t)(entry[i * 32 + lane] >> 32) : 0; /* no entry's is 0 */
-        bottom = min(bottom, order[i] - 1);
-        top = max(top, order[i]);
-    }
-    bottom = __reduce_min_sync(~0u, bottom) + 1;
-    top = __reduce_max_sync(~0u, top) + 1;
-    while (at_low > most && top - bottom > 1) {
-        const uint32_t middle = bottom + (top - bottom) / 2;
-        int above = 0;
+    if (HELD) {
+        uint32_t order[EACH], bottom = 0, top = ~0u;
 
 #pragma unroll
         for (int i = 0; i < EACH; i++)
-            above += order[i] >= middle;
-        above = (int)__reduce_add_sync(~0u, (uint32_t)above);
-        if (above >= k) {
-            bottom = middle;
-            at_low = above;
-        } else {
-            top = middle;
-        }
-    }
-    uint64_t low = (uint64_t)bottom << 32, high = (uint64_t)top << 32;
+            order[i] = i * 32 + lane < count ? (uint32_t)(entry[i * 32 + lane] >> 32) : 0; /* no entry's is 0 */
+        while (at_low > most && top - bottom > 1) {
+            const uint32_t middle = bottom + (top - bottom) / 2;
+            int above = 0;
 
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                above += order[i] >= middle;
+            above = (int)__reduce_add_sync(~0u, (uint32_t)above);
+            if (above >= k) {
+                bottom = middle;
+                at_low = above;
+            } else {
+                top = middle;
+            }
+        }
+        low = (uint64_t)bottom << 32;
+        high = (uint64_t)top << 32;
+    }
     while (at_low > most) {
         const uint64_t middle = low + (high - low) / 2;
         const int above = top_rank(entry, count, middle);
@@ -119,6 +120,7 @@ static __device__ __forceinline__ int top_cut(uint64_t *entry, int count, int k,
             high = middle;
         }
     }
+#pragma unroll 1
     for (int first = 0; first < count; first += 32) {
         const uint64_t e = first + lane < count ? entry[first + lane] : 0;
         const bool stays = first + lane < count && e >= low;

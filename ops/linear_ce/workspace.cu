@@ -257,8 +257,11 @@ ce_plan ce_plan_of(const ce_products *q, const ridge_device *device, const ridge
 {
     ce_plan usual = {}, larger;
 
-    if (problem->op == RIDGE_LINEAR_CE_EVAL)
+    if (problem->op == RIDGE_LINEAR_CE_EVAL) { /* of four splits of k */
+        if (q->ordered && ce_wants_top(problem))
+            usual.area = 4 * 4 * CE_SAMPLE_CLASSES * ridge_min(problem->dim[0], CE_TOP_ROWS);
         return usual;
+    }
     if (problem->flags & RIDGE_CE_PHASE)
         return plan_of_phases(q, device, problem);
     usual = choose(q, device, problem, small, 0);
@@ -280,8 +283,13 @@ int64_t ce_plan_layout(const ce_products *q, ce_chunk *c, ce_area *space, const 
     const int64_t tokens = problem->dim[0], hidden = problem->dim[1], vocab = problem->dim[2];
     char *at = ce_layout(&c->p, problem, q->parts(device, problem), workspace);
 
-    if (problem->op == RIDGE_LINEAR_CE_EVAL)
+    if (problem->op == RIDGE_LINEAR_CE_EVAL) {
+        if (q->ordered && (ce_wants_top(problem) || ce_wants_sample(problem)))
+            space->chunk = take(&at, ridge_round_up(ridge_min(tokens, CE_TOP_ROWS), 128) * hidden * 2);
+        if (plan->area)
+            space->sample = take(&at, plan->area);
         return (int64_t)((uintptr_t)at - (uintptr_t)workspace);
+    }
     c->exponent = (float *)take(&at, tokens * 4);
     c->factor = (float *)take(&at, tokens * 4);
     c->lse = (double *)take(&at, tokens * 8);
