@@ -1,75 +1,8 @@
 /* divergence.cu: divergence on CUDA. A block a row, which reads its logits three times: for the two softmax sums, for
- * the divergence, and for the gradient, which needs the divergence. Probabilities are powers of two in f32. */
-#include <math_constants.h>
+ * the divergence, and for the gradient, which needs the divergence. */
+#include "divergence.cuh"
 
-#include "args.h"
-#include "cuda/launch.cuh"
-#include "cuda/num.cuh"
-#include "src/util.h"
-
-enum { THREADS = 512, WARPS = THREADS / 32, GROUP = 8 }; /* classes that a thread takes at once */
-
-#define LOG2E 1.4426950408889634f
-#define LN2 0.6931471805599453f
-
-/* Of a row of logits, t = (z - max) log2 e / temperature: log2 of the sum of 2^t. */
-typedef struct row_softmax {
-    float max, log_sum;
-} row_softmax;
-
-static __device__ __forceinline__ float lg2(float x)
-{
-    float y;
-
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* GROUP classes from `col` on; beyond the last one -inf, of which nothing comes. */
-template <int D>
-static __device__ __forceinline__ void load_group(const char *row, int64_t col, int64_t cols, bool vector, float *v)
-{
-    if (vector && col + GROUP <= cols) {
-        const uint4 *from = (const uint4 *)(row + col * (D == RIDGE_F32 ? 4 : 2));
-
-        num_unpack<D>(from[0], v);
-        if (D == RIDGE_F32)
-            num_unpack<D>(from[D == RIDGE_F32], v + 4);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < GROUP; i++)
-        v[i] = col + i < cols ? num_load<D>(row, col + i) : -CUDART_INF_F;
-}
-
-template <int D>
-static __device__ __forceinline__ void store_group(char *row, int64_t col, int64_t cols, bool vector, const float *v)
-{
-    if (vector && col + GROUP <= cols) {
-        uint4 *to = (uint4 *)(row + col * (D == RIDGE_F32 ? 4 : 2));
-
-        to[0] = num_pack<D>(v);
-        if (D == RIDGE_F32)
-            to[D == RIDGE_F32] = num_pack<D>(v + 4);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < GROUP; i++)
-        if (col + i < cols)
-            num_store<D>(row, col + i, v[i]);
-}
-
-static __device__ __forceinline__ void store_gradients(const divergence_args &p, int64_t r, int64_t col, const float *v)
-{
-    char *row = p.dlogits + r * p.dlogits_stride * (p.dlogits_dtype == RIDGE_F32 ? 4 : 2);
-
-    if (p.dlogits_dtype == RIDGE_F32)
-        store_group<RIDGE_F32>(row, col, p.cols, p.vector, v);
-    else if (p.dlogits_dtype == RIDGE_BF16)
-        store_group<RIDGE_BF16>(row, col, p.cols, p.vector, v);
-    else
-        store_group<RIDGE_F16>(row, col, p.cols, p.vector, v);
-}
+enum { THREADS = 512, WARPS = THREADS / 32 };
 
 /* By a block, the sum or the maximum of all threads' x, for all of them, in a fixed order. */
 template <bool MAX> static __device__ __forceinline__ float block_reduce(float x, float *shared)
@@ -89,28 +22,6 @@ template <bool MAX> static __device__ __forceinline__ float block_reduce(float x
     return x;
 }
 
-/* What t is made of: z - base, where base is the maximum, or 0 if all are -inf. */
-static __device__ __forceinline__ float base_of(float max)
-{
-    return max == -CUDART_INF_F ? 0.0f : max;
-}
-
-/* A thread's part of a row's sum, in which GROUP more logits go. */
-static __device__ __forceinline__ void add_group(row_softmax *s, float *sum, float rate, const float *v)
-{
-    float max = s->max, base, total = 0.0f;
-
-#pragma unroll
-    for (int i = 0; i < GROUP; i++)
-        max = fmaxf(max, v[i]);
-    base = base_of(max);
-#pragma unroll
-    for (int i = 0; i < GROUP; i++)
-        total += ptx_ex2((v[i] - base) * rate);
-    *sum = *sum * ptx_ex2((s->max - base) * rate) + total;
-    s->max = max;
-}
-
 static __device__ __forceinline__ void finish_softmax(row_softmax *s, float sum, float rate, float *shared)
 {
     const float own = s->max, max = block_reduce<true>(own, shared);
@@ -119,38 +30,11 @@ static __device__ __forceinline__ void finish_softmax(row_softmax *s, float sum,
     s->log_sum = lg2(block_reduce<false>(sum * ptx_ex2((own - s->max) * rate), shared));
 }
 
-/* log2 of p, q and m of a class. */
-typedef struct class_logs {
-    float p, q, m;
-} class_logs;
-
-static __device__ __forceinline__ class_logs logs_of(const divergence_args &a, float z, float y, row_softmax of_p,
-                                                     row_softmax of_q, float rate, float *p, float *q)
-{
-    class_logs l;
-
-    l.p = (z - of_p.max) * rate - of_p.log_sum;
-    l.q = (y - of_q.max) * rate - of_q.log_sum;
-    *p = ptx_ex2(l.p);
-    *q = ptx_ex2(l.q);
-    const float m = __fmaf_rn(a.beta, *q, (1.0f - a.beta) * *p);
-
-    l.m = a.beta == 0.0f ? l.p : a.beta == 1.0f ? l.q : lg2(m < 0x1p-126f ? 0x1p-126f : m); /* NaN stays */
-    return l;
-}
-
-/* p log2(p / m); p if that is 0 or NaN. */
-static __device__ __forceinline__ float term_of(float p, float log_p, float log_m)
-{
-    return p > 0.0f ? p * (log_p - log_m) : p;
-}
-
 template <int D>
 static __device__ __forceinline__ void gradient_row(const divergence_args &a, int64_t r, const char *student,
                                                     const char *teacher, row_softmax of_p, row_softmax of_q, float own)
 {
-    const float rate = LOG2E / a.temperature, scale = (a.scale ? a.scale[r] : 1.0f) / a.temperature;
-    const float factor = scale * (a.beta == 0.0f ? 1.0f : a.beta == 1.0f ? LN2 : LN2 * (1.0f - a.beta));
+    const float rate = LOG2E / a.temperature, factor = factor_of(a, r);
 
     for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols; col += THREADS * GROUP) {
         float z[GROUP], y[GROUP];
@@ -218,13 +102,8 @@ static __global__ void __launch_bounds__(THREADS, 2) divergence(const __grid_con
     }
     own[0] = block_reduce<false>(own[0] + own[1], shared);
     other[0] = block_reduce<false>(other[0] + other[1], shared);
-    if (threadIdx.x == 0) {
-        const float loss = a.beta == 0.0f   ? other[0]
-                           : a.beta == 1.0f ? own[0]
-                                            : __fmaf_rn(a.beta, other[0], (1.0f - a.beta) * own[0]);
-
-        a.loss[r] = __uint_as_float(num_canonical_f32(LN2 * loss));
-    }
+    if (threadIdx.x == 0)
+        store_loss(a, r, own[0], other[0]);
     if (a.dlogits)
         gradient_row<D>(a, r, student, teacher, of_p, of_q, own[0]);
 }
@@ -257,10 +136,19 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     return problem->dim[0] > 0x7fffffff ? "more than 2^31 - 1 rows" : NULL;
 }
 
-/* Three reads of two matrices in f32 at most, a write. */
+static double size_of(uint32_t dtype)
+{
+    return dtype == RIDGE_NONE ? 0 : dtype == RIDGE_F32 ? 4 : 2;
+}
+
+/* Three reads of two matrices, a write. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    return 4 + (double)problem->dim[0] * (double)problem->dim[1] * 26e-3 / device->copy_gbps;
+    const double read = 2 * size_of(problem->dtype[RIDGE_DIVERGENCE_STUDENT]);
+    const bool gradient = problem->dtype[RIDGE_DIVERGENCE_DLOGITS] != RIDGE_NONE;
+    const double bytes = (gradient ? 3 : 2) * read + size_of(problem->dtype[RIDGE_DIVERGENCE_DLOGITS]);
+
+    return 4 + (double)problem->dim[0] * (double)problem->dim[1] * bytes * 1e-3 / device->copy_gbps;
 }
 
 static const ridge_kernel rows[] = {

@@ -2,13 +2,13 @@
 #include "src/internal.h"
 
 extern const ridge_op_row ridge_op_divergence;
-extern const ridge_kernel_list ridge_cuda_divergence, ridge_cpu_divergence;
+extern const ridge_kernel_list ridge_cuda_divergence, ridge_cuda_divergence_cluster, ridge_cpu_divergence;
 
 static const ridge_op_row *const ops[] = {&ridge_op_divergence};
 
 static const ridge_kernel_list *const rows[] = {
 #if RIDGE_HAVE_CUDA
-    &ridge_cuda_divergence,
+    &ridge_cuda_divergence, &ridge_cuda_divergence_cluster,
 #endif
     &ridge_cpu_divergence, NULL};
 

@@ -1,0 +1,284 @@
+/* cluster.cu: divergence on Hopper and later: a cluster of eight CTAs a row, so that the row's logits are read once.
+ *
+ *     pass 1   reads the logits; the two softmax sums of the CTA's slice, then of the cluster
+ *     pass 2   what each class adds to the divergence; p and its factor r take the place of the logits
+ *     pass 3   the gradient, from p, r and the divergence
+ *
+ * A thread has groups of eight classes, 512 groups apart. The first HELD of them stay in shared memory, one more in
+ * registers: 131072 classes of a row. What a longer row has beyond them is read again in each pass. Two CTAs are on a
+ * multiprocessor, so that one reads while the other computes. */
+#include "divergence.cuh"
+
+enum { RANKS = 8, THREADS = 512, WARPS = THREADS / 32, HELD = 3 };
+
+/* logits: of a held group the student's and the teacher's, then p and r. sums: a warp's, all ranks'. */
+typedef struct cluster_smem {
+    float4 logits[HELD][2][GROUP / 4][THREADS];
+    float warp[4][WARPS], rank[2][4][RANKS];
+} cluster_smem;
+
+#if __CUDA_ARCH__ >= 900
+
+/* A slice of a row: groups from `first` on to `end`, a thread's own one after the other. */
+typedef struct slice {
+    int64_t first, end;
+} slice;
+
+static __device__ __forceinline__ slice slice_of(const divergence_args &a)
+{
+    const int64_t groups = (a.cols + GROUP - 1) / GROUP, each = (groups + RANKS - 1) / RANKS;
+    const int64_t first = min((int64_t)ptx_cluster_rank() * each, groups);
+
+    return {first, min(first + each, groups)};
+}
+
+static __device__ __forceinline__ void hold(cluster_smem *s, int k, const float *z, const float *y)
+{
+#pragma unroll
+    for (int i = 0; i < GROUP / 4; i++) {
+        s->logits[k][0][i][threadIdx.x] = make_float4(z[4 * i], z[4 * i + 1], z[4 * i + 2], z[4 * i + 3]);
+        s->logits[k][1][i][threadIdx.x] = make_float4(y[4 * i], y[4 * i + 1], y[4 * i + 2], y[4 * i + 3]);
+    }
+}
+
+static __device__ __forceinline__ void take(const cluster_smem *s, int k, float *z, float *y)
+{
+#pragma unroll
+    for (int i = 0; i < GROUP / 4; i++) {
+        *(float4 *)(z + 4 * i) = s->logits[k][0][i][threadIdx.x];
+        *(float4 *)(y + 4 * i) = s->logits[k][1][i][threadIdx.x];
+    }
+}
+
+/* By a cluster: COUNT sums, or maxima of the first MAXIMA of them, of all threads, for all of them, in a fixed order.
+ * turn: 0, 1, 0, ... of successive calls, so that a fast CTA does not write what a slow one still reads. */
+template <int COUNT, bool MAX>
+static __device__ __forceinline__ void cluster_reduce(cluster_smem *s, float *x, int turn)
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        for (int step = 16; step > 0; step /= 2) {
+            const float other = __shfl_xor_sync(~0u, x[i], step);
+
+            x[i] = MAX ? fmaxf(x[i], other) : x[i] + other;
+        }
+        if (threadIdx.x % 32 == 0)
+            s->warp[i][threadIdx.x / 32] = x[i];
+    }
+    __syncthreads(); /* orders these writes before the reads */
+    if (threadIdx.x < COUNT * RANKS) {
+        const int i = threadIdx.x / RANKS, to = threadIdx.x % RANKS;
+        float sum = s->warp[i][0];
+
+        for (int k = 1; k < WARPS; k++)
+            sum = MAX ? fmaxf(sum, s->warp[i][k]) : sum + s->warp[i][k];
+        asm volatile("st.shared::cluster.f32 [%0], %1;"
+                     :
+                     : "r"(ptx_map(ptx_shared(&s->rank[turn][i][ptx_cluster_rank()]), (uint32_t)to)), "f"(sum)
+                     : "memory");
+    }
+    ptx_cluster_sync(); /* orders the ranks' writes before these reads, and the reads of `warp` before the next writes
+                         */
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = s->rank[turn][i][0];
+        for (int k = 1; k < RANKS; k++)
+            x[i] = MAX ? fmaxf(x[i], s->rank[turn][i][k]) : x[i] + s->rank[turn][i][k];
+    }
+}
+
+/* Pass 2 of a group: z becomes p, y what pass 3 multiplies it by, or for beta 0 q. */
+static __device__ __forceinline__ void add_terms(const divergence_args &a, row_softmax of_p, row_softmax of_q,
+                                                 float rate, float *z, float *y, float *own, float *other)
+{
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) {
+        float p, q;
+        const class_logs l = logs_of(a, z[i], y[i], of_p, of_q, rate, &p, &q);
+
+        own[i % 2] += term_of(p, l.p, l.m);
+        other[i % 2] += term_of(q, l.q, l.m);
+        z[i] = p;
+        y[i] = a.beta == 0.0f ? q : l.p - l.m;
+    }
+}
+
+static __device__ __forceinline__ void store_group_gradients(const divergence_args &a, int64_t r, int64_t col,
+                                                             float factor, float own, const float *p, const float *with)
+{
+    float v[GROUP];
+
+#pragma unroll
+    for (int i = 0; i < GROUP; i++)
+        v[i] = factor * (a.beta == 0.0f ? p[i] - with[i] : p[i] > 0.0f ? p[i] * with[i] - p[i] * own : p[i]);
+    store_gradients(a, r, col, v);
+}
+
+template <int D>
+static __device__ __forceinline__ void divergence_slice(const divergence_args &a, cluster_smem *s, int64_t r)
+{
+    const int64_t size = D == RIDGE_F32 ? 4 : 2;
+    const char *student = a.student + r * a.student_stride * size, *teacher = a.teacher + r * a.teacher_stride * size;
+    const float rate = LOG2E / a.temperature, factor = factor_of(a, r);
+    const slice part = slice_of(a);
+    const int64_t first = part.first + threadIdx.x;
+    row_softmax of_p = {-CUDART_INF_F, 0.0f}, of_q = of_p;
+    float last[2][GROUP], z[GROUP], y[GROUP], max[2], sum[2] = {0.0f, 0.0f}, both[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        load_group<D>(student, part.end <= first + k * THREADS ? a.cols : (first + k * THREADS) * GROUP, a.cols,
+                      a.vector, z);
+        load_group<D>(teacher, part.end <= first + k * THREADS ? a.cols : (first + k * THREADS) * GROUP, a.cols,
+                      a.vector, y);
+        hold(s, k, z, y);
+        add_group(&of_p, &sum[0], rate, z);
+        add_group(&of_q, &sum[1], rate, y);
+    }
+    load_group<D>(student, part.end <= first + HELD * THREADS ? a.cols : (first + HELD * THREADS) * GROUP, a.cols,
+                  a.vector, last[0]);
+    load_group<D>(teacher, part.end <= first + HELD * THREADS ? a.cols : (first + HELD * THREADS) * GROUP, a.cols,
+                  a.vector, last[1]);
+    add_group(&of_p, &sum[0], rate, last[0]);
+    add_group(&of_q, &sum[1], rate, last[1]);
+    for (int64_t g = first + (HELD + 1) * THREADS; g < part.end; g += THREADS) {
+        load_group<D>(student, g * GROUP, a.cols, a.vector, z);
+        load_group<D>(teacher, g * GROUP, a.cols, a.vector, y);
+        add_group(&of_p, &sum[0], rate, z);
+        add_group(&of_q, &sum[1], rate, y);
+    }
+    ptx_cluster_wait();
+    max[0] = of_p.max;
+    max[1] = of_q.max;
+    cluster_reduce<2, true>(s, max, 0);
+    sum[0] *= ptx_ex2((of_p.max - base_of(max[0])) * rate);
+    sum[1] *= ptx_ex2((of_q.max - base_of(max[1])) * rate);
+    cluster_reduce<2, false>(s, sum, 1);
+    of_p = {base_of(max[0]), lg2(sum[0])};
+    of_q = {base_of(max[1]), lg2(sum[1])};
+
+#pragma unroll 1
+    for (int k = 0; k < HELD; k++) {
+        if (first + k * THREADS >= part.end)
+            break;
+        take(s, k, z, y);
+        add_terms(a, of_p, of_q, rate, z, y, both, both + 2);
+        hold(s, k, z, y);
+    }
+    if (first + HELD * THREADS < part.end)
+        add_terms(a, of_p, of_q, rate, last[0], last[1], both, both + 2);
+    for (int64_t g = first + (HELD + 1) * THREADS; g < part.end; g += THREADS) {
+        load_group<D>(student, g * GROUP, a.cols, a.vector, z);
+        load_group<D>(teacher, g * GROUP, a.cols, a.vector, y);
+        add_terms(a, of_p, of_q, rate, z, y, both, both + 2);
+    }
+    both[0] += both[1];
+    both[1] = both[2] + both[3];
+    cluster_reduce<2, false>(s, both, 0);
+    if (threadIdx.x == 0 && ptx_cluster_rank() == 0)
+        store_loss(a, r, both[0], both[1]);
+    if (!a.dlogits)
+        return;
+#pragma unroll 1
+    for (int k = 0; k < HELD; k++) {
+        if (first + k * THREADS >= part.end)
+            return;
+        take(s, k, z, y);
+        store_group_gradients(a, r, (first + k * THREADS) * GROUP, factor, both[0], z, y);
+    }
+    if (first + HELD * THREADS < part.end)
+        store_group_gradients(a, r, (first + HELD * THREADS) * GROUP, factor, both[0], last[0], last[1]);
+    for (int64_t g = first + (HELD + 1) * THREADS; g < part.end; g += THREADS) {
+        float unused[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+
+        load_group<D>(student, g * GROUP, a.cols, a.vector, z);
+        load_group<D>(teacher, g * GROUP, a.cols, a.vector, y);
+        add_terms(a, of_p, of_q, rate, z, y, unused, unused + 2);
+        store_group_gradients(a, r, g * GROUP, factor, both[0], z, y);
+    }
+}
+
+#endif
+
+template <int D>
+static __global__ void __launch_bounds__(THREADS, 2) divergence_cluster(const __grid_constant__ divergence_args a)
+{
+#if __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(16) uint8_t shared[];
+    const int64_t r = blockIdx.x / RANKS;
+
+    ptx_cluster_arrive_relaxed(); /* and a wait before the first write to another CTA: all of them have started */
+    ptx_grid_dependency_wait();
+    ptx_launch_dependents();
+    if (!a.scale || a.scale[r] != 0.0f) {
+        divergence_slice<D>(a, (cluster_smem *)shared, r);
+        return;
+    }
+    const slice part = slice_of(a);
+    const float zero[GROUP] = {};
+
+    ptx_cluster_wait();
+    for (int64_t g = part.first + threadIdx.x; g < part.end && a.dlogits; g += THREADS)
+        store_gradients(a, r, g * GROUP, zero);
+    if (threadIdx.x == 0 && ptx_cluster_rank() == 0)
+        a.loss[r] = 0.0f;
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+static const void *const functions[3] = {(const void *)divergence_cluster<RIDGE_F32>,
+                                         (const void *)divergence_cluster<RIDGE_F16>,
+                                         (const void *)divergence_cluster<RIDGE_BF16>};
+
+static ridge_status prepare(const ridge_device *device)
+{
+    if (device->arch < RIDGE_ARCH_SM90)
+        return RIDGE_OK;
+    return host_prepare(device, functions, 3, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(cluster_smem),
+                        "divergence: loading kernels");
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
+{
+    divergence_args p = divergence_args_of(bound);
+
+    if (p.rows == 0)
+        return RIDGE_OK;
+    /* a packed call counts as one row */
+    p.vector = bound->problem.align == 4 && (!bound->problem.packed || p.cols % GROUP == 0);
+    return host_launch_cluster(device, kernel->name, functions[p.student_dtype - RIDGE_F32],
+                               dim3((unsigned)(p.rows * RANKS)), RANKS, THREADS, sizeof(cluster_smem), &p, stream);
+}
+
+static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+{
+    return problem->dim[0] > 0x7fffffff / RANKS ? "more than 2^28 - 1 rows" : NULL;
+}
+
+/* Of a row on eight multiprocessors, us, fitted to an H200: what starts and ends it beside what it computes, or the
+ * latter alone where two rows are there. */
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    const double cols = (double)problem->dim[1], begun = 7.1 + 7.7e-5 * cols, computed = 1.36e-4 * cols;
+    const double clusters = 2 * ridge_max(device->units / RANKS, 1);
+
+    return 6 + ceil((double)problem->dim[0] / clusters) * (begun > computed ? begun : computed);
+}
+
+static const ridge_kernel rows[] = {
+    {"cuda.divergence.cluster",
+     RIDGE_DIVERGENCE,
+     RIDGE_ARCH_SM90,
+     RIDGE_ARCH_CUDA_LAST,
+     RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+     0,
+     {},
+     why_not,
+     NULL,
+     cost,
+     launch},
+};
+
+extern "C" const ridge_kernel_list ridge_cuda_divergence_cluster = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
