@@ -200,8 +200,8 @@ def sum_parts(xp, x, dtype=None):
     return out
 
 
-def divergence(xp, student, teacher, scale, beta, temperature, dtype=None):
-    """(loss [rows], its gradient by the student's logits times scale, of that dtype; None without one) of [rows, cols]."""
+def divergence(xp, student, teacher, scale, beta, temperature, dlogits=None):
+    """The loss [rows] of [rows, cols]; into dlogits, which is packed, its gradient by the student's logits times scale."""
     two_dims("student", student)
     same_shape("teacher", teacher.shape, student.shape)
     rows, cols = student.shape
@@ -210,12 +210,13 @@ def divergence(xp, student, teacher, scale, beta, temperature, dtype=None):
         scale = xp.vector(scale)
     (student, z_stride), (teacher, y_stride) = xp.matrix(student), xp.matrix(teacher)
     loss = xp.empty(student, (rows,), A.F32)
-    dlogits = xp.empty(student, (rows, cols), dtype) if dtype else None
+    if dlogits is not None:
+        same_shape("dlogits", dlogits.shape, (rows, cols))
     f = form("divergence", 0, (("beta", float(beta)), ("temperature", float(temperature))))
     xp.launch(f, student, (rows, cols, 0, 0, 0, 0, *xp.operand(student, z_stride), *xp.operand(teacher, y_stride),
-                           *xp.operand(loss, 0), *(xp.operand(dlogits, 0) if dtype else ABSENT),
+                           *xp.operand(loss, 0), *(ABSENT if dlogits is None else xp.operand(dlogits, 0)),
                            *(ABSENT if scale is None else xp.operand(scale, 0))))
-    return loss, dlogits
+    return loss
 
 
 # ---------------------------------------------------------------------------------------------------------------- FP8

@@ -14,8 +14,9 @@ from torch_common import ce_problem, leaves, near, needs, on_devices, rms, seed 
 pytestmark = on_devices
 
 
-def divergence64(beta, x, w, b, tx, tw, tb, temperature, keep):
-    logp, logq = (((x @ w.T + b) / temperature).log_softmax(-1), ((tx @ tw.T + tb) / temperature).log_softmax(-1))
+def divergence64(beta, x, w, b, tx, tw, tb, temperature, keep, caps=(0, 0)):
+    two = (c * (z / c).tanh() if c else z for z, c in zip((x @ w.T + b, tx @ tw.T + tb), caps))
+    logp, logq = ((z / temperature).log_softmax(-1) for z in two)
     p, q = logp.exp(), logq.exp()
     m = (beta * q + (1 - beta) * p).log()
     rows = beta * (q * (logq - m)) + (1 - beta) * (p * (logp - m))
@@ -28,7 +29,8 @@ def divergence64(beta, x, w, b, tx, tw, tb, temperature, keep):
 def test_distillation_from_hidden_states(device, beta, dtype, monkeypatch):
     """Several chunks, another hidden size, rows that are left out: the loss and its gradients."""
     import ridge.torch._distill as D
-    monkeypatch.setattr(D, "CHUNK", 3000)
+    monkeypatch.setattr(D, "LOGITS", 1500)
+    monkeypatch.setattr(D, "GRADIENTS", 5000)
     x, w, t, _ = ce_problem(device, dtype, {})
     tx, tw, _, _ = ce_problem(device, dtype, {}, hidden=48)
     b, tb = (torch.randn(w.shape[0], device=device, dtype=dtype) for _ in range(2))
@@ -44,9 +46,24 @@ def test_distillation_from_hidden_states(device, beta, dtype, monkeypatch):
     assert R.linear_distill(x, w, x, w, beta=beta).abs() < 1e-5
 
 
+def test_distillation_with_softcaps(device, monkeypatch):
+    import ridge.torch._distill as D
+    monkeypatch.setattr(D, "LOGITS", 1500)
+    x, w, t, _ = ce_problem(device, torch.float32, {})
+    tx, tw, _, _ = ce_problem(device, torch.float32, {}, hidden=48)
+    b, tb = (torch.randn(w.shape[0], device=device) for _ in range(2))
+    keep, one, two = torch.rand(t.shape, device=device) < 0.7, leaves(x, w, b), leaves(x.double(), w.double(), b.double())
+    got = R.linear_distill(*one[:2], tx, tw, one[2], tb, keep, beta=0.4, temperature=1.5, softcap=2.0, teacher_softcap=3.0)
+    want = divergence64(0.4, *two, tx.double(), tw.double(), tb.double(), 1.5, keep, (2.0, 3.0))
+    near(got, want, 1e-5)
+    for g, v in zip(torch.autograd.grad(got, one), torch.autograd.grad(want, two)):
+        assert rms(g, v) < 1e-5
+
+
 def test_distillation_refuses(device):
     x, w, _, _ = ce_problem(device, torch.float32, {})
     for more, text in (({"beta": 1.5}, "beta is 1.5"), ({"temperature": 0.0}, "temperature is 0"),
+                       ({"softcap": -1.0}, "softcap is -1"),
                        ({"reduction": "none"}, "reduction is 'none'"), ({"linear_bias": w[0]}, "linear_bias has shape")):
         with pytest.raises(ridge.ArgumentError, match=text):
             R.linear_distill(x, w, x, w, **more)

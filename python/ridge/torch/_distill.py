@@ -54,8 +54,15 @@ def jsd(student, teacher, keep, beta):
 
 # ------------------------------------------------------------------------------- a teacher with hidden states and a head
 
-CHUNK = 2**28  # logits of a chunk of rows, of the student and of the teacher
+LOGITS = 2**27  # logits of a chunk of rows, of the student and of the teacher, in f32
+GRADIENTS = 2**30  # gradients of logits that are multiplied at once: a sum of dW that is read and written less often
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ROWS = 256  # a chunk of more rows has a multiple of this
+
+
+def _rows(elements, vocab):
+    rows = max(elements // max(vocab, 1), 1)
+    return rows // ROWS * ROWS or rows
 
 
 def _mm(a, b, out=None, add=False):
@@ -68,36 +75,43 @@ def _mm(a, b, out=None, add=False):
     return torch.mm(a, b, out_dtype=torch.float32, **({} if out is None else {"out": out}))
 
 
-def _logits(x, weight, bias):
+def _logits(x, weight, bias, softcap):
     z = _mm(x, weight.t())
-    return z if bias is None else z.add_(bias)
+    z = z if bias is None else z.add_(bias)
+    return z.div_(softcap).tanh_().mul_(softcap) if softcap else z
 
 
 class Distill(torch.autograd.Function):
     """The sum of the rows' divergences, and its gradients in the same pass: four products a chunk, of which two give gradients,
-    and the op divergence between them. keep: f32 [rows], 1 or 0. Gradients are kept in f32 until the loss's gradient is known."""
+    and the op divergence_ between them. keep: f32 [rows], 1 or 0. Gradients are kept in f32 until the loss's gradient is known."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, teacher, teacher_weight, teacher_bias, keep, beta, temperature):
+    def forward(ctx, x, weight, bias, teacher, teacher_weight, teacher_bias, keep, beta, temperature, softcap, teacher_softcap):
         want = ctx.needs_input_grad[:3]
         loss = torch.empty(x.shape[:1], dtype=torch.float32, device=x.device)
         dx = torch.empty(x.shape, dtype=torch.float32, device=x.device) if want[0] else None
-        dw = torch.zeros(weight.shape, dtype=torch.float32, device=x.device) if want[1] else None
+        dw = (torch.empty if len(x) else torch.zeros)(weight.shape, dtype=torch.float32, device=x.device) if want[1] else None
         db = torch.zeros(weight.shape[:1], dtype=torch.float32, device=x.device) if want[2] else None
-        each = max(CHUNK // max(weight.shape[0], 1), 1)
-        each = each // ROWS * ROWS or each
         dtype = x.dtype if x.dtype in (torch.bfloat16, torch.float16) else torch.float32
-        for begin in range(0, x.shape[0], each):
-            at = slice(begin, begin + each)
-            loss[at], dz = torch.ops.ridge.divergence(
-                _logits(x[at], weight, bias), _logits(teacher[at], teacher_weight, teacher_bias), keep[at], beta, temperature,
-                dtype if any(want) else None)
+        rows, vocab = x.shape[0], weight.shape[0]
+        each, some = _rows(GRADIENTS, vocab), _rows(LOGITS, vocab)
+        dz = torch.empty((min(each, rows), vocab), dtype=dtype, device=x.device) if any(want) else None
+        for begin in range(0, rows, each):
+            end = min(begin + each, rows)
+            for first in range(begin, end, some):
+                at = slice(first, min(first + some, end))
+                z, part = _logits(x[at], weight, bias, softcap), None if dz is None else dz[first - begin:at.stop - begin]
+                loss[at] = torch.ops.ridge.divergence_(part, z, _logits(teacher[at], teacher_weight, teacher_bias, teacher_softcap),
+                                                       keep[at], beta, temperature)
+                if softcap and dz is not None:
+                    part.mul_(1 - z.div_(softcap).square_())
+            part, at = None if dz is None else dz[:end - begin], slice(begin, end)
             if want[2]:
-                db += dz.sum(0, dtype=torch.float32)
+                db += part.sum(0, dtype=torch.float32)
             if want[0]:
-                _mm(dz, weight, out=dx[at])
+                _mm(part, weight, out=dx[at])
             if want[1]:
-                _mm(dz.t(), x[at], out=dw, add=begin > 0)
+                _mm(part.t(), x[at], out=dw, add=begin > 0)
         ctx.save_for_backward(*(t for t in (dx, dw, db) if t is not None))
         ctx.dtypes = [t.dtype if wanted else None for t, wanted in zip((x, weight, bias), want)]
         return loss.sum()
@@ -106,8 +120,8 @@ class Distill(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, up):
         saved = iter(ctx.saved_tensors)
-        return *(_scaled(next(saved), up, dtype) if dtype else None for dtype in ctx.dtypes), *(None,) * 6
+        return *(_scaled(next(saved), up, dtype) if dtype else None for dtype in ctx.dtypes), *(None,) * 8
 
 
 def _scaled(t, up, dtype):
-    return torch.mul(t, up, out=torch.empty_like(t, dtype=dtype))
+    return torch.ops.ridge.multiply(t, up, dtype) if dtype in DTYPES else t.mul(up).to(dtype)

@@ -1,6 +1,6 @@
 """_library.py: the ops as torch.library knows them (torch.ops.ridge.*): schema, implementation, fake, gradient. All are
-functional but for fp8_gemm_, which adds to its output. An absent result is a tensor of no elements. Longer than 600 lines because
-each op is here once.
+functional but for fp8_gemm_, which adds to its output, and divergence_, which writes one. An absent result is a tensor of no
+elements. Longer than 600 lines because each op is here once.
 
 An op whose results change in shape, stride or dtype between releases gets a new name: torch.compile's caches on disk know an
 op by name and schema only."""
@@ -532,12 +532,10 @@ def _ce_gradient(ctx, dloss, *_):
 torch.library.register_autograd("ridge::ce_fwd", _ce_gradient, setup_context=_ce_setup, lib=library)
 
 
-@_define("divergence(Tensor student, Tensor teacher, Tensor? scale, float beta, float temperature, ScalarType? dtype) -> "
-         "(Tensor, Tensor)")
-def divergence(xp, student, teacher, scale, beta, temperature, dtype):
-    same_device(student, teacher, scale)
-    loss, dlogits = ops.divergence(xp, student, teacher, scale, beta, temperature, dtype and dtype_number(dtype))
-    return loss, _none(student, dlogits)
+@_define("divergence_(Tensor(a!)? dlogits, Tensor student, Tensor teacher, Tensor? scale, float beta, float temperature) -> Tensor")
+def divergence_(xp, dlogits, student, teacher, scale, beta, temperature):
+    same_device(student, teacher, scale, dlogits)
+    return ops.divergence(xp, student, teacher, scale, beta, temperature, dlogits)
 
 
 @_define("multiply(Tensor x, Tensor factor, ScalarType dtype) -> Tensor")
@@ -609,5 +607,5 @@ torch.library.register_autograd("ridge::linear_ce_eval", _eval_gradient, setup_c
 torch.library.register_autograd("ridge::linear_ce_logprobs", _logprobs_gradient, setup_context=logprobs_setup, lib=library)
 for _name in ("swiglu_backward", "quantize_fp8", "quantize_fp8_dual", "fp8_gemm", "swiglu_linear_backward", "q8_0_quantize",
               "rms_norm_backward", "linear_ce_backward", "linear_ce_stats", "linear_ce_topk", "linear_ce_sample", "ce_stats",
-              "ce_bwd", "multiply", "divergence"):
+              "ce_bwd", "multiply"):
     _no_gradient(_name)
