@@ -195,8 +195,9 @@ def every_rule(mesh):
                 else:
                     assert torch.equal(full, plain_number(v)), where
     registered = {op.split("::")[1] for op in torch._C._dispatch_get_all_op_names() if op.startswith("ridge::")}
-    # An op with a list of tensors, and those with a group of their own, are for plain tensors.
-    assert seen.keys() == registered - {"moe_experts_backward_down", "moe_experts_backward_up", "linear_ce_sharded", "linear_ce_sharded_backward"}
+    # An op with a list of tensors, those with a group of their own, and linear_distill's own are for plain tensors.
+    plain = {"moe_experts_backward_down", "moe_experts_backward_up", "linear_ce_sharded", "linear_ce_sharded_backward", "divergence_"}
+    assert seen.keys() == registered - plain, seen.keys() ^ (registered - plain)
     few = {"linear_ce_train": 4, **dict.fromkeys(("moe_permute", "moe_experts", "grouped_fp8_linear", "grouped_fp8_linear_backward"), 1)}
     assert all(n >= few.get(name, 2) for name, n in seen.items()), seen
 
