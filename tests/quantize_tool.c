@@ -220,7 +220,7 @@ static void check_block32(const ridge_device *cpu, const ridge_entry *scale, con
         ridge_tensor x = ridge_matrix(floats + at, RIDGE_F32);
         unsigned char q[32 * 32];
         ridge_call call;
-        float s;
+        float s = 0;
 
         x.stride = cols;
         call = ridge_quantize_fp8(tall, wide, x, ridge_scaled(q, RIDGE_E4M3, &s, RIDGE_SCALING_TENSOR));

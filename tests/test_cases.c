@@ -24,6 +24,9 @@ static int64_t sum_of(const ridge_call *call)
     case RIDGE_Q8_0_PAIR:
     case RIDGE_Q8_0_GATE_UP_SWIGLU:
     case RIDGE_Q8_0_MATMUL_HC_EXPAND:
+    case RIDGE_BLOCK_MATMUL:
+    case RIDGE_BLOCK_PAIR:
+    case RIDGE_BLOCK_GATE_UP_SWIGLU:
         return call->dim[1];
     case RIDGE_ATTENTION_PREFILL:
         return call->dim[4];
@@ -32,14 +35,16 @@ static int64_t sum_of(const ridge_call *call)
     }
 }
 
-/* More than the stages of any pipeline on Hopper: 14 of 128 codes, 5 of 64 numbers of 16 bits, of Q8_0 12 of 64 codes.
- */
+/* More than the stages of any pipeline on Hopper: 14 of 128 codes, 5 of 64 numbers of 16 bits, of Q8_0 12 of 64 codes,
+ * of block formats 6 of 128. */
 static int64_t beyond_pipeline(const ridge_kernel *kernel)
 {
     if (!strstr(kernel->name, ".wgmma") && !strstr(kernel->name, ".decode"))
         return 0;
     if (kernel->op >= RIDGE_Q8_0_MATMUL && kernel->op <= RIDGE_Q8_0_MATMUL_HC_EXPAND)
         return 13 * 64;
+    if (kernel->op >= RIDGE_BLOCK_MATMUL && kernel->op <= RIDGE_BLOCK_GATE_UP_SWIGLU)
+        return 7 * 128;
     return kernel->op == RIDGE_GEMM_FP8 || kernel->op == RIDGE_GEMM_FP8_GROUPED ? 15 * 128 : 6 * 64;
 }
 

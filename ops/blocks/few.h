@@ -1,7 +1,8 @@
-/* few.h: products of many tokens by rows that take a few at a time. */
+/* few.h: products of many tokens by rows that take a few at a time; what a problem's weights are. */
 #ifndef RIDGE_BLOCKS_FEW_H
 #define RIDGE_BLOCKS_FEW_H
 
+#include "layout.h"
 #include "src/internal.h"
 
 #ifdef __cplusplus
@@ -21,5 +22,17 @@ ridge_status ridge_block_by_sixteens(block_launch *launch, const ridge_device *d
 #ifdef __cplusplus
 }
 #endif
+
+/* Of a problem's weights: rows, and bytes. */
+static inline double ridge_block_rows(const ridge_problem *problem)
+{
+    return (double)problem->dim[2] * (problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU ? 2 : 1) +
+           (problem->op == RIDGE_BLOCK_PAIR ? (double)problem->dim[3] : 0);
+}
+
+static inline double ridge_block_bytes(const ridge_problem *problem)
+{
+    return ridge_block_rows(problem) * (double)block_row_bytes(block_layout_of(problem->dtype[2]), problem->dim[1]);
+}
 
 #endif

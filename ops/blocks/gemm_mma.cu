@@ -1,5 +1,6 @@
 /* gemm_mma.cu: the host half of products of many tokens with weights in block formats by mma.sync. The kernel is in
  * gemm_mma.cuh. */
+#include "few.h"
 #include "gemm_mma.cuh"
 
 enum { BM = 64, BN = 64, THREADS = 128, GROUP = 8 };
@@ -87,8 +88,10 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const int64_t waves = ridge_ceil_div(work_of(problem), 2 * (int64_t)device->units);
+    const double products = (double)waves * (2 + 1.7 * (double)problem->dim[1] / BLOCK_RUN) * 1.98 / device->clock_ghz;
+    const double load = ridge_block_bytes(problem) * 1e-3 / device->copy_gbps;
 
-    return 9 + (double)waves * (2 + 1.7 * (double)problem->dim[1] / BLOCK_RUN) * 1.98 / device->clock_ghz;
+    return 9 + (products > load ? products : load);
 }
 
 #define ROW(op_name, op_id)                                                                                       \

@@ -1,5 +1,6 @@
 /* gemm_sm90.cu: the host half of products of many tokens with weights in block formats on Hopper, and the kernel that
  * lays out their x. The products are in gemm_sm90.cuh. */
+#include "few.h"
 #include "gemm_args.cuh"
 
 static const int widths[3] = {128, 64, 32};
@@ -220,8 +221,9 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     int split;
     const double products = best_split(device, problem, widths[kernel->param[0]], &split) * run_us[kernel->param[0]] *
                             1.98 / device->clock_ghz;
+    const double load = ridge_block_bytes(problem) * 1e-3 / device->copy_gbps;
 
-    return 9 + products;
+    return 9 + (products > load ? products : load);
 }
 
 #define ROW(op_name, op_id, name, width)                                                                            \

@@ -270,15 +270,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
 /* Microseconds: a launch, x, and the weights at the rate of a copy. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const block_layout f = block_layout_of(problem->dtype[2]);
-    double rows = (double)problem->dim[2];
-
-    if (problem->op == RIDGE_BLOCK_PAIR)
-        rows += (double)problem->dim[3];
-    if (problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU)
-        rows *= 2;
-    const double read =
-        rows * (double)block_row_bytes(f, problem->dim[1]) * (kernel->param[0] ? 1.0e-3 : 1.1e-3) / device->copy_gbps;
+    const double rows = ridge_block_rows(problem);
+    const double read = ridge_block_bytes(problem) * (kernel->param[0] ? 1.0e-3 : 1.1e-3) / device->copy_gbps;
     const double few = (double)ridge_block_few(problem).dim[0];
     const double products = 36e-9 * few * rows * (double)problem->dim[1]; /* what bounds more than about four */
 

@@ -263,8 +263,10 @@ static double cost(const ridge_device *device, const ridge_kernel *, const ridge
 {
     const double cols = (double)problem->dim[1], begun = 7.1 + 7.7e-5 * cols, computed = 1.36e-4 * cols;
     const double clusters = 2 * ridge_max(device->units / RANKS, 1);
+    const double rows = ceil((double)problem->dim[0] / clusters) * (begun > computed ? begun : computed);
+    const double load = divergence_bytes(problem, 1) * 1e-3 / device->copy_gbps;
 
-    return 6 + ceil((double)problem->dim[0] / clusters) * (begun > computed ? begun : computed);
+    return 6 + (rows > load ? rows : load);
 }
 
 static const ridge_kernel rows[] = {

@@ -136,19 +136,11 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     return problem->dim[0] > 0x7fffffff ? "more than 2^31 - 1 rows" : NULL;
 }
 
-static double size_of(uint32_t dtype)
-{
-    return dtype == RIDGE_NONE ? 0 : dtype == RIDGE_F32 ? 4 : 2;
-}
-
-/* Three reads of two matrices, a write. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    const double read = 2 * size_of(problem->dtype[RIDGE_DIVERGENCE_STUDENT]);
     const bool gradient = problem->dtype[RIDGE_DIVERGENCE_DLOGITS] != RIDGE_NONE;
-    const double bytes = (gradient ? 3 : 2) * read + size_of(problem->dtype[RIDGE_DIVERGENCE_DLOGITS]);
 
-    return 4 + (double)problem->dim[0] * (double)problem->dim[1] * bytes * 1e-3 / device->copy_gbps;
+    return 4 + divergence_bytes(problem, gradient ? 3 : 2) * 1e-3 / device->copy_gbps;
 }
 
 static const ridge_kernel rows[] = {

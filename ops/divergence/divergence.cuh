@@ -137,4 +137,18 @@ static __device__ __forceinline__ void store_loss(const divergence_args &a, int6
     a.loss[r] = __uint_as_float(num_canonical_f32(LN2 * loss));
 }
 
+static double size_of(uint32_t dtype)
+{
+    return dtype == RIDGE_NONE ? 0 : dtype == RIDGE_F32 ? 4 : 2;
+}
+
+/* Three reads of two matrices, a write. */
+/* That a kernel moves which reads both matrices so many times. */
+static inline double divergence_bytes(const ridge_problem *problem, int reads)
+{
+    return (double)problem->dim[0] * (double)problem->dim[1] *
+           (2 * reads * size_of(problem->dtype[RIDGE_DIVERGENCE_STUDENT]) +
+            size_of(problem->dtype[RIDGE_DIVERGENCE_DLOGITS]));
+}
+
 #endif

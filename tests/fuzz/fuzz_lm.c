@@ -11,7 +11,7 @@
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { FAMILIES = 5, MOST = 1 << 22 };
+enum { FAMILIES = 6, MOST = 1 << 22 };
 
 static unsigned char *model[FAMILIES];
 static size_t length[FAMILIES], head[FAMILIES];
