@@ -35,6 +35,11 @@ static const double MAX_WARM_BYTES = 2e6;
  * H200). */
 enum { ANY, WARM, STEP };
 enum { STEP_CTAS = 3 };
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 /* in 128 registers sm_80 spills 16 bytes */
+#define WARM_CTAS 1
+#else
+#define WARM_CTAS 2
+#endif
 
 /* k steps that a warp has in flight. */
 #define IN_FLIGHT(subs, token_tiles, form)          \
@@ -326,7 +331,7 @@ static __device__ __forceinline__ void store_tile(const q8_0_mma_args &a, const 
 
 template <int SUBS, int TOKEN_TILES, int FORM>
 static __global__ void __launch_bounds__(FORM ? TEAM : MAX_THREADS, FORM == STEP   ? STEP_CTAS
-                                                                    : FORM == WARM ? 2
+                                                                    : FORM == WARM ? WARM_CTAS
                                                                                    : 1)
     q8_0_mma(const __grid_constant__ q8_0_mma_args a)
 {
