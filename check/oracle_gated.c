@@ -3,7 +3,8 @@
 
 #include "oracle.h"
 
-/* swiglu_fwd of one element; *slack: what its own f32 arithmetic may add, as in check/swiglu/oracle.c. */
+/* swiglu_fwd of one element; *slack: what its own f32 arithmetic may add, as in check/swiglu/oracle.c; infinite where
+ * the square of relu2 times up overflows before it is scaled. */
 static double swiglu64(const ridge_call *call, double gate, double up, double row, double *slack)
 {
     const ridge_swiglu_options *o = &call->opt.swiglu;
@@ -31,6 +32,8 @@ static double swiglu64(const ridge_call *call, double gate, double up, double ro
     }
     *slack = 0x1p-24 * (16 + 4 * fmin(fabs(v), 104)) * fabs(h * rest) + 0x1p-146 * (1 + fabs(a)) * (1 + fabs(rest)) +
              0x1p-24 * fabs(h * (double)o->down_mul * row) * (fabs(up) + fabs((double)o->up_offset));
+    if ((call->flags & RIDGE_ACTIVATION) == RIDGE_RELU2 && fabs(h * b) > 0x1p126)
+        *slack = INFINITY;
     return h * rest;
 }
 
@@ -42,9 +45,9 @@ estimate oracle_gated(const ridge_call *call, estimate gate, estimate up, double
         return (estimate){NAN, 0};
     if (!(gate.error < 0x1p40 && up.error < 0x1p60 && fabs(gate.value) < 0x1p40 && isfinite(up.value)))
         return (estimate){0, INFINITY}; /* the cube of gate overflows */
-    if ((call->flags & RIDGE_ACTIVATION) == RIDGE_RELU2 && gate.value * gate.value * fabs(up.value) > 0x1p126)
-        return (estimate){0, INFINITY}; /* the product overflows, before it is scaled */
     centre = swiglu64(call, gate.value, up.value, row, &slack);
+    if (isinf(slack))
+        return (estimate){0, INFINITY};
     for (int i = 0; i < 9; i++)
         most = fmax(most, fabs(centre - swiglu64(call, gate.value + (i / 3 - 1) * gate.error,
                                                  up.value + (i % 3 - 1) * up.error, row, &unused)));

@@ -200,6 +200,8 @@ static ridge_status mixes_the_slots(const faulty_run *r)
     const int64_t slots = r->call->dim[4], stride = r->im->call.arg[arg].stride;
     ridge_status status = RIDGE_OK;
 
+    if (slots < 2)
+        return fault_impossible("one slot");
     for (int64_t t = 0; t < r->call->dim[0] && !status; t++)
         for (int64_t s = 0; s < slots && !status; s++)
             status = fault_write(r, r->im->offset[arg] + (size_t)(t * (stride ? stride : slots) + s) * 4,
@@ -275,6 +277,9 @@ static const char *const fault_problems[] = {
     "variant=2",
     "moe_down tokens=5 cols=512 rows=37 experts=6 slots=3 x=i8 w=q4_k out=f32 bias=1 shared=f32 residual=f32 variant=2",
     "moe_down tokens=5 cols=512 rows=40 experts=6 slots=3 x=i8 w=i8 out=f32 shared=f32 residual=f32 pad=64 variant=2",
+    "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=1 slots=1 x=bf16 w=e4m3 out=f32 limit=10 gate_bias=1 "
+    "variant=1",
+    "moe_down tokens=5 cols=288 rows=37 experts=1 slots=1 x=f32 w=bf16 out=f32 bias=1 residual=f32 variant=1",
     NULL,
 };
 

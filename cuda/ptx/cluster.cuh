@@ -62,6 +62,11 @@ static __device__ __forceinline__ float ptx_load_cluster(uint32_t from)
     return x;
 }
 
+static __device__ __forceinline__ void ptx_store_cluster(uint32_t to, float x)
+{
+    asm volatile("st.shared::cluster.f32 [%0], %1;" : : "r"(to), "f"(x) : "memory");
+}
+
 static __device__ __forceinline__ void ptx_cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");

@@ -1,5 +1,5 @@
 /* append_query.cu: kv_append_attention of one token in a cache of at most 1024 positions, sm_90 up, in the order of
- * src/math/attention.h. In decoding the time is the latency of what follows the product in front, so that little is
+ * src/math/attention.h. In decoding the time is the latency of what follows the preceding product, so that little is
  * left for a CTA: one query and a piece of 128 positions, by 256 threads.
  *
  *   before the wait  (with RIDGE_WEIGHTS_CONST) keys and values by cp.async, bias, norms, and the angles

@@ -9,7 +9,7 @@
 
 #include "cpu/num.h"
 #include "cpu/team.h"
-#include "few.h"
+#include "problem.h"
 #include "ops/swiglu/cpu.h"
 #include "src/util.h"
 

@@ -9,7 +9,8 @@
 enum {
     GEMM_BM = 128,     /* rows of a CTA; of gate and up 64 each */
     GEMM_WG_ROWS = 64, /* of a warpgroup */
-    GEMM_TILES = GEMM_BM / BLOCK_ROWS
+    GEMM_TILES = GEMM_BM / BLOCK_ROWS,
+    GEMM_CTA_THREADS = 3 * 128 /* the producer's warpgroup, and two of consumers */
 };
 
 /* Numbers of a token and block beside its codes: the scale, and sums of minima. Offsets of codes go into the weights'.

@@ -1,9 +1,9 @@
 /* gemm_mma.cu: the host half of products of many tokens with weights in block formats by mma.sync. The kernel is in
  * gemm_mma.cuh. */
-#include "few.h"
+#include "problem.h"
 #include "gemm_mma.cuh"
 
-enum { BM = 64, BN = 64, THREADS = 128, GROUP = 8 };
+enum { GROUP = 8 }; /* tokens of a record */
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -17,19 +17,6 @@ static ridge_status prepare(const ridge_device *device)
                                   "block_matmul: loading kernels");
     }
     return status;
-}
-
-/* Tiles of one weight's rows. */
-static int64_t tiles_of(const ridge_problem *problem, int which)
-{
-    if (which)
-        return problem->op == RIDGE_BLOCK_PAIR ? ridge_ceil_div(problem->dim[3], BM) : 0;
-    return ridge_ceil_div(problem->dim[2], problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU ? BM / 2 : BM);
-}
-
-static int64_t work_of(const ridge_problem *problem)
-{
-    return (tiles_of(problem, 0) + tiles_of(problem, 1)) * ridge_ceil_div(problem->dim[0], BN);
 }
 
 static int64_t groups_of(const ridge_problem *problem)
@@ -49,7 +36,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 {
     const ridge_problem *problem = &bound->problem;
     const block_kernels *f = ridge_block_kernels_of(problem->dtype[2]);
-    const int64_t work = work_of(problem);
+    const int64_t work = ridge_block_work(problem, PROMPT_BM, PROMPT_BN);
     block_prompt_args a = {};
     ridge_status status;
 
@@ -58,9 +45,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.p = block_collect(&bound->call);
     a.p.records_out = (char *)space;
     a.p.records = (const char *)space;
-    a.tiles[0] = (int)tiles_of(problem, 0);
-    a.tiles[1] = (int)tiles_of(problem, 1);
-    a.token_tiles = (int)ridge_ceil_div(problem->dim[0], BN);
+    a.tiles[0] = (int)ridge_block_tiles(problem, 0, PROMPT_BM);
+    a.tiles[1] = (int)ridge_block_tiles(problem, 1, PROMPT_BM);
+    a.token_tiles = (int)ridge_ceil_div(problem->dim[0], PROMPT_BN);
     a.runs = (int)ridge_ceil_div(problem->dim[1], BLOCK_RUN);
     a.groups = (int)groups_of(problem);
     status = host_launch(device, kernel->name, f->records[1],
@@ -68,8 +55,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                          stream);
     if (status)
         return status;
-    return host_launch_shared(device, kernel->name, f->prompt, dim3((unsigned)work), THREADS, (size_t)f->prompt_shared,
-                              &a, stream);
+    return host_launch_shared(device, kernel->name, f->prompt, dim3((unsigned)work), PROMPT_THREADS,
+                              (size_t)f->prompt_shared, &a, stream);
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
@@ -79,7 +66,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
     if (ridge_block_kernels_of(problem->dtype[2])->prompt_shared > host_max_shared(device))
         return "needs more shared memory than a CTA may have here";
     if (problem->dim[1] > 1 << 24 || problem->dim[2] > 1 << 30 || problem->dim[3] > 1 << 30 ||
-        groups_of(problem) * block_units(problem->dim[1]) > 0x7fffffff / 256 || work_of(problem) > 0x7fffffff)
+        groups_of(problem) * block_units(problem->dim[1]) > 0x7fffffff / 256 ||
+        ridge_block_work(problem, PROMPT_BM, PROMPT_BN) > 0x7fffffff)
         return "more than 2^24 columns, 2^30 rows, or 2^31 codes of x or tiles";
     return NULL;
 }
@@ -87,7 +75,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
 /* Microseconds on an H200, by whole waves of two CTAs. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    const int64_t waves = ridge_ceil_div(work_of(problem), 2 * (int64_t)device->units);
+    const int64_t waves = ridge_ceil_div(ridge_block_work(problem, PROMPT_BM, PROMPT_BN), 2 * (int64_t)device->units);
     const double products = (double)waves * (2 + 1.7 * (double)problem->dim[1] / BLOCK_RUN) * 1.98 / device->clock_ghz;
     const double load = ridge_block_bytes(problem) * 1e-3 / device->copy_gbps;
 

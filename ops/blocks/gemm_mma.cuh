@@ -11,13 +11,15 @@
 #include "mma.cuh"
 #include "ops/q8_0/gemm.cuh"
 
+enum { PROMPT_BM = 64, PROMPT_BN = 64, PROMPT_WARPS = PROMPT_BM / 16, PROMPT_THREADS = 32 * PROMPT_WARPS };
+
 template <class F> struct block_prompt_tile {
     enum {
-        WARPS = 4,
-        GROUPS = 8, /* of eight tokens */
-        BM = 16 * WARPS,
-        BN = 8 * GROUPS,
-        THREADS = 32 * WARPS,
+        WARPS = PROMPT_WARPS,
+        GROUPS = PROMPT_BN / 8, /* of eight tokens */
+        BM = PROMPT_BM,
+        BN = PROMPT_BN,
+        THREADS = PROMPT_THREADS,
         ELEMENTS = 4 * GROUPS,
         KEEP_REGS = (F::X == BLOCK_X_START_16 ? 2 : 3) * ELEMENTS, /* with two sums a block registers would spill */
         RING = 2,
@@ -103,8 +105,7 @@ static __device__ __forceinline__ void prompt_store(const block_prompt_args &a, 
 }
 
 template <class F>
-static __global__ void __launch_bounds__(block_prompt_tile<F>::THREADS)
-    block_prompt(const __grid_constant__ block_prompt_args a)
+static __global__ void __launch_bounds__(PROMPT_THREADS) block_prompt(const __grid_constant__ block_prompt_args a)
 {
     typedef block_prompt_tile<F> T;
     extern __shared__ __align__(128) char memory[];

@@ -1,6 +1,6 @@
 /* gemm_sm90.cu: the host half of products of many tokens with weights in block formats on Hopper, and the kernel that
  * lays out their x. The products are in gemm_sm90.cuh. */
-#include "few.h"
+#include "problem.h"
 #include "gemm_args.cuh"
 
 static const int widths[3] = {128, 64, 32};
@@ -120,19 +120,6 @@ static size_t workspace(const ridge_device *, const ridge_kernel *, const ridge_
     return (size_t)((uintptr_t)x.numbers + (uint64_t)(GEMM_NUMBERS(x.kind) * x.planes * x.tokens) * sizeof(float));
 }
 
-/* Tiles of one weight's rows; those of the result. */
-static int64_t tiles_of(const ridge_problem *problem, int which)
-{
-    if (which)
-        return problem->op == RIDGE_BLOCK_PAIR ? ridge_ceil_div(problem->dim[3], GEMM_BM) : 0;
-    return ridge_ceil_div(problem->dim[2], problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU ? GEMM_BM / 2 : GEMM_BM);
-}
-
-static int64_t work_of(const ridge_problem *problem, int bn)
-{
-    return (tiles_of(problem, 0) + tiles_of(problem, 1)) * ridge_ceil_div(problem->dim[0], bn);
-}
-
 /* Clusters that a GPU with GPCs of 16 and 18 SMs holds at once: 66 of two, 30 of four, 15 of eight on 132. */
 static int64_t clusters_of(const ridge_device *device, int split)
 {
@@ -144,7 +131,7 @@ static int64_t clusters_of(const ridge_device *device, int split)
 /* Time of a tile's products in units of its runs, and the CTAs that share it: what ends first. */
 static double best_split(const ridge_device *device, const ridge_problem *problem, int bn, int *split)
 {
-    const int64_t work = work_of(problem, bn);
+    const int64_t work = ridge_block_work(problem, GEMM_BM, bn);
     const double runs = (double)ridge_ceil_div(problem->dim[1], BLOCK_RUN);
     double best = 0;
 
@@ -186,10 +173,10 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     x.p = a.p;
     a.planes = x.planes;
     a.runs = x.planes / 4;
-    a.tiles[0] = (int)tiles_of(problem, 0);
-    a.tiles[1] = (int)tiles_of(problem, 1);
+    a.tiles[0] = (int)ridge_block_tiles(problem, 0, GEMM_BM);
+    a.tiles[1] = (int)ridge_block_tiles(problem, 1, GEMM_BM);
     a.token_tiles = (int)ridge_ceil_div(problem->dim[0], bn);
-    a.work = (int)work_of(problem, bn);
+    a.work = (int)ridge_block_work(problem, GEMM_BM, bn);
     best_split(device, problem, bn, &a.split);
     if (a.work == 0)
         return RIDGE_OK;
@@ -201,7 +188,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return status;
     return host_launch_cluster(device, kernel->name, f->gemm[kernel->param[0]],
                                dim3((unsigned)(ridge_min(a.work, clusters_of(device, a.split)) * a.split)), a.split,
-                               128 + 2 * 128, (size_t)f->gemm_shared[kernel->param[0]], &a, stream);
+                               GEMM_CTA_THREADS, (size_t)f->gemm_shared[kernel->param[0]], &a, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
@@ -209,7 +196,7 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     if (problem->dim[0] == 0 || problem->dim[1] == 0)
         return "nothing to multiply";
     if (problem->dim[1] > 1 << 24 || problem->dim[2] > 1 << 30 || problem->dim[3] > 1 << 30 ||
-        work_of(problem, 32) > 0x3fffffff)
+        ridge_block_work(problem, GEMM_BM, 32) > 0x3fffffff)
         return "more than 2^24 columns, or 2^30 rows or tiles";
     return NULL;
 }

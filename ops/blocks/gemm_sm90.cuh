@@ -40,7 +40,6 @@ template <class F, int BN_, int KEEP_REGS_> struct block_gemm_tile {
         CHUNK = BN / 2 / SUMS < 16 ? 16 : BN / 2 / SUMS, /* tokens of a product */
         CHUNKS = BN / CHUNK,
         PARTS = CHUNK / 2, /* elements of a thread in a chunk */
-        CTA_THREADS = 128 + 2 * THREADS,
         /* Of a stage: codes of x, numbers of x [number][4 blocks][BN], units. */
         AT_NUMBERS = BN * BLOCK_RUN,
         X_BYTES = AT_NUMBERS + NUMBERS * 4 * BN * 4,
@@ -351,7 +350,8 @@ static __device__ void gemm_consume(const block_gemm_args &a, int rank, int warp
 #endif
 
 template <class F, class T>
-static __global__ void __launch_bounds__(T::CTA_THREADS, 1) block_gemm_wgmma(const __grid_constant__ block_gemm_args a)
+static __global__ void __launch_bounds__(GEMM_CTA_THREADS, 1)
+    block_gemm_wgmma(const __grid_constant__ block_gemm_args a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) char gemm_memory[];             /* a name of its own, for its alignment */

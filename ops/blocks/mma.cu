@@ -1,6 +1,6 @@
 /* mma.cu: the host half of products with weights in block formats: the rows, how shared memory is laid out, and the
  * launch. The kernels are in a file a format (mma.cuh has their main loop). */
-#include "few.h"
+#include "problem.h"
 #include "mma.cuh"
 
 typedef struct block_plan {

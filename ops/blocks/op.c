@@ -2,7 +2,7 @@
  * block_pair, block_gate_up_swiglu. dim[0] is tokens, so that one token is a slice of a call. */
 #include <stdio.h>
 
-#include "few.h"
+#include "problem.h"
 #include "layout.h"
 #include "ops/swiglu/op.h"
 #include "src/util.h"
@@ -75,15 +75,15 @@ ridge_status ridge_block_by_sixteens(block_launch *launch, const ridge_device *d
                                      const ridge_bound *bound, void *workspace, size_t bytes, void *stream)
 {
     const ridge_op_row *op = bound->op;
-    ridge_status status = RIDGE_OK;
+    int64_t left = bound->call.dim[0];
+    ridge_status status;
     ridge_bound few = *bound;
 
-    for (int64_t left = bound->call.dim[0], n; (left > 0 || bound->call.dim[0] == 0) && !status; left -= n) {
-        n = ridge_min(left, RIDGE_Q8_0_MAX_TOKENS);
+    do {
+        const int64_t n = ridge_min(left, RIDGE_Q8_0_MAX_TOKENS);
+
         few.problem.dim[0] = few.call.dim[0] = n;
         status = launch(device, kernel, &few, workspace, bytes, stream);
-        if (n == 0)
-            break;
         for (int i = 0; i < op->args; i++) {
             ridge_operand *const o = &few.call.arg[i];
             const bool scale = op->id == RIDGE_BLOCK_GATE_UP_SWIGLU && i == RIDGE_BLOCK_GATE_UP_SWIGLU_TOKEN_SCALE;
@@ -91,7 +91,8 @@ ridge_status ridge_block_by_sixteens(block_launch *launch, const ridge_device *d
             if (scale || (op->arg[i].kind != RIDGE_VECTOR && o->dtype < RIDGE_Q4_0)) /* not of weights and biases */
                 advance(o, n * (scale ? 1 : o->stride));
         }
-    }
+        left -= n;
+    } while (left > 0 && !status);
     return status;
 }
 

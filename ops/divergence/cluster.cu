@@ -72,10 +72,7 @@ static __device__ __forceinline__ void cluster_reduce(cluster_smem *s, float *x,
 
         for (int k = 1; k < WARPS; k++)
             sum = MAX ? fmaxf(sum, s->warp[i][k]) : sum + s->warp[i][k];
-        asm volatile("st.shared::cluster.f32 [%0], %1;"
-                     :
-                     : "r"(ptx_map(ptx_shared(&s->rank[turn][i][ptx_cluster_rank()]), (uint32_t)to)), "f"(sum)
-                     : "memory");
+        ptx_store_cluster(ptx_map(ptx_shared(&s->rank[turn][i][ptx_cluster_rank()]), (uint32_t)to), sum);
     }
     ptx_cluster_sync(); /* orders the ranks' writes before these reads, and the reads of `warp` before the next writes
                          */
@@ -242,12 +239,10 @@ static ridge_status prepare(const ridge_device *device)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                            size_t, void *stream)
 {
-    divergence_args p = divergence_args_of(bound);
+    divergence_args p = vector_args_of(bound);
 
     if (p.rows == 0)
         return RIDGE_OK;
-    /* a packed call counts as one row */
-    p.vector = bound->problem.align == 4 && (!bound->problem.packed || p.cols % GROUP == 0);
     return host_launch_cluster(device, kernel->name, functions[p.student_dtype - RIDGE_F32],
                                dim3((unsigned)(p.rows * RANKS)), RANKS, THREADS, sizeof(cluster_smem), &p, stream);
 }

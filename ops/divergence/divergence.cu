@@ -121,12 +121,10 @@ static ridge_status prepare(const ridge_device *device)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                            size_t, void *stream)
 {
-    divergence_args p = divergence_args_of(bound);
+    divergence_args p = vector_args_of(bound);
 
     if (p.rows == 0)
         return RIDGE_OK;
-    /* a packed call counts as one row */
-    p.vector = bound->problem.align == 4 && (!bound->problem.packed || p.cols % GROUP == 0);
     return host_launch(device, kernel->name, functions[p.student_dtype - RIDGE_F32], dim3((unsigned)p.rows), THREADS,
                        &p, stream);
 }
@@ -136,6 +134,7 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
     return problem->dim[0] > 0x7fffffff ? "more than 2^31 - 1 rows" : NULL;
 }
 
+/* Three reads of two matrices, or two without a gradient, and a write. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const bool gradient = problem->dtype[RIDGE_DIVERGENCE_DLOGITS] != RIDGE_NONE;

@@ -137,18 +137,26 @@ static __device__ __forceinline__ void store_loss(const divergence_args &a, int6
     a.loss[r] = __uint_as_float(num_canonical_f32(LN2 * loss));
 }
 
-static double size_of(uint32_t dtype)
+static inline double size_of(uint32_t dtype)
 {
     return dtype == RIDGE_NONE ? 0 : dtype == RIDGE_F32 ? 4 : 2;
 }
 
-/* Three reads of two matrices, a write. */
-/* That a kernel moves which reads both matrices so many times. */
+/* Bytes of a kernel that reads both matrices so many times. */
 static inline double divergence_bytes(const ridge_problem *problem, int reads)
 {
     return (double)problem->dim[0] * (double)problem->dim[1] *
            (2 * reads * size_of(problem->dtype[RIDGE_DIVERGENCE_STUDENT]) +
             size_of(problem->dtype[RIDGE_DIVERGENCE_DLOGITS]));
+}
+
+/* The arguments, with what kernels know of alignment: a packed call counts as one row. */
+static inline divergence_args vector_args_of(const ridge_bound *bound)
+{
+    divergence_args p = divergence_args_of(bound);
+
+    p.vector = bound->problem.align == 4 && (!bound->problem.packed || p.cols % GROUP == 0);
+    return p;
 }
 
 #endif

@@ -126,13 +126,7 @@ static ridge_status prepare(const ridge_device *device)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
                            size_t, void *stream)
 {
-    route_bwd_args p = route_bwd_args_of(&bound->call);
-    const int size = p.experts <= 128 ? 0 : p.experts <= 256 ? 1 : p.experts <= 512 ? 2 : 3;
-
-    if (p.tokens == 0)
-        return RIDGE_OK;
-    return host_launch(device, kernel->name, functions[size], dim3((unsigned)((p.tokens + TOKENS - 1) / TOKENS)),
-                       TOKENS * THREADS, &p, stream);
+    return route_launch(device, kernel, functions, TOKENS * THREADS, TOKENS, route_bwd_args_of(&bound->call), stream);
 }
 
 static const ridge_kernel rows[] = {ROUTE_ROW("cuda.moe_route_bwd.warp", RIDGE_MOE_ROUTE_BWD, launch)};

@@ -336,9 +336,8 @@ static __device__ __forceinline__ void add_picks(const ce_logits_args &a, const 
     s->tile.sums[half][threadIdx.x % 128] = sums;
     if (DRAW)
         add_draw<N>(a, w, pick_row_of(&s->tile, half), col, acc);
-    else if (a.c.p.top_k) {
+    else if (a.c.p.top_k)
         add_top<N>(a, w, s, half, col, groups, acc);
-    }
 }
 
 /* After a work tile: the sums of 64 rows. */

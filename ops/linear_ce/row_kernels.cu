@@ -163,8 +163,7 @@ static __global__ void __launch_bounds__(THREADS) predict_exponent(const ce_chun
 #pragma unroll
     for (int i = 0; i < CE_SAMPLE_CLASSES / 32; i++)
         sum += ptx_ex2((z[i] - max) * CE_LOG2E);
-    for (int step = 16; step > 0; step /= 2)
-        sum += __shfl_xor_sync(~0u, sum, step);
+    sum = lanes_sum(sum);
     const double lse = (double)max + log((double)sum * (double)p.vocab / (double)c.sample_classes);
     double exponent = rint(lse * (double)CE_LOG2E - stored_bits(p));
 
@@ -401,8 +400,7 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) dbias(con
         return;
     for (int r = threadIdx.x % 32; r < rows; r += 32)
         sum = __fmaf_rn(num_load<DTYPE>(ce_probs_at(c.probs, v, r), 0), c.factor[c.begin + r], sum);
-    for (int step = 16; step > 0; step /= 2)
-        sum += __shfl_xor_sync(~0u, sum, step);
+    sum = lanes_sum(sum);
     if (threadIdx.x % 32 == 0)
         c.p.dbias[v] = __uint_as_float(num_canonical_f32(a.add ? c.p.dbias[v] + sum : sum));
 }

@@ -295,7 +295,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     const route_args p = route_args_of(&bound->call);
     const int few = p.tokens <= FEW;
 
-    return route_launch(device, kernel, functions[few], few ? (int)SCORERS : (int)THREADS, p, stream);
+    return route_launch(device, kernel, functions[few], few ? (int)SCORERS : (int)THREADS, 1, p, stream);
 }
 
 static const ridge_kernel rows[] = {ROUTE_ROW("cuda.moe_route.warp", RIDGE_MOE_ROUTE, launch)};

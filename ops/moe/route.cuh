@@ -4,6 +4,7 @@
 
 #include "cuda/launch.cuh"
 #include "cuda/num.cuh"
+#include "src/util.h"
 
 enum { THREADS = 32 };
 #define WARP 0xffffffffu
@@ -31,16 +32,17 @@ static __device__ __forceinline__ float warp_max(float v)
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-/* functions: the kernel for up to 128, 256, 512 and 1024 experts. */
+/* functions: the kernel for up to 128, 256, 512 and 1024 experts. threads: of a CTA, which takes so many tokens. */
 template <typename Args>
 static ridge_status route_launch(const ridge_device *device, const ridge_kernel *kernel, const void *const *functions,
-                                 int threads, Args p, void *stream)
+                                 int threads, int tokens, Args p, void *stream)
 {
     const int size = p.experts <= 128 ? 0 : p.experts <= 256 ? 1 : p.experts <= 512 ? 2 : 3;
 
     if (p.tokens == 0)
         return RIDGE_OK;
-    return host_launch(device, kernel->name, functions[size], dim3((unsigned)p.tokens), (unsigned)threads, &p, stream);
+    return host_launch(device, kernel->name, functions[size], dim3((unsigned)ridge_ceil_div(p.tokens, tokens)),
+                       (unsigned)threads, &p, stream);
 }
 
 static const char *route_why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)

@@ -1,9 +1,11 @@
-/* few.h: products of many tokens by rows that take a few at a time; what a problem's weights are. */
-#ifndef RIDGE_BLOCKS_FEW_H
-#define RIDGE_BLOCKS_FEW_H
+/* problem.h: what the rows of a product share: its weights and tiles, and many tokens by rows that take a few at a
+ * time. */
+#ifndef RIDGE_BLOCKS_PROBLEM_H
+#define RIDGE_BLOCKS_PROBLEM_H
 
 #include "layout.h"
 #include "src/internal.h"
+#include "src/util.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,6 +24,21 @@ ridge_status ridge_block_by_sixteens(block_launch *launch, const ridge_device *d
 #ifdef __cplusplus
 }
 #endif
+
+/* Tiles of bm rows that a weight has, bm / 2 of gate and up each. which: 1 of a pair's second one. */
+static inline int64_t ridge_block_tiles(const ridge_problem *problem, int which, int bm)
+{
+    if (which)
+        return problem->op == RIDGE_BLOCK_PAIR ? ridge_ceil_div(problem->dim[3], bm) : 0;
+    return ridge_ceil_div(problem->dim[2], problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU ? bm / 2 : bm);
+}
+
+/* Tiles of bm rows and bn tokens of the results. */
+static inline int64_t ridge_block_work(const ridge_problem *problem, int bm, int bn)
+{
+    return (ridge_block_tiles(problem, 0, bm) + ridge_block_tiles(problem, 1, bm)) *
+           ridge_ceil_div(problem->dim[0], bn);
+}
 
 /* Of a problem's weights: rows, and bytes. */
 static inline double ridge_block_rows(const ridge_problem *problem)
