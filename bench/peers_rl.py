@@ -8,15 +8,19 @@ ops: logprobs_forward; logprobs_train (forward, and backward of the log-probabil
 grpo_train (the clipped objective); weighted_train (gradients of the log-probabilities known beforehand) and distill_train (a JSD
 from a teacher of the same sizes), ridge alone. "cublas" is the product x W^T alone, "liger_cute"
 liger-cute-kernels as a team of one. Other rivals: "torch" (logits, log_softmax, gather), the same by torch.compile, "trl" (TRL 1.16's
-head, in tiles), "trl_logits" (cuBLAS's logits and TRL's Triton kernel on them), "verl" and "verl_triton" (its two backends),
+head, its trainers' default), "trl_logits" (cuBLAS's logits and TRL's Triton kernel on them), "trl_1.13" (its SFT trainer's default
+loss before that head: ce_train alone), "verl" and "verl_triton" (its two backends),
 "liger" (GRPO only; its Hopper kernels for the log-probabilities need nvidia-cutlass-dsl). --peers: a folder with the unpacked
-packages, whose modules are imported without the packages' own imports. peak_bytes: memory beyond the inputs, gradients included.
+packages (TRL 1.13's trl/trainer/sft_trainer.py as trl_1.13.py), whose modules are imported without the packages' own imports.
+peak_bytes: memory beyond the inputs, gradients included.
 err: of the gradients, as in peers_ce.py. Columns as `ridge bench --csv` writes them.
 """
 import argparse
+import ast
 import contextlib
 import datetime
 import importlib
+import importlib.util
 import os
 import statistics
 import sys
@@ -62,6 +66,10 @@ def by_logits(x, w, y):
 def rivals(folder):
     """{name: (log-probability, entropy) of (x, w, y)}"""
     import ridge.torch
+    if not importlib.util.find_spec("transformers"):  # all that TRL's kernels ask of it is whether there is a Triton
+        sys.modules["transformers"], utils = types.ModuleType("transformers"), types.ModuleType("transformers.utils")
+        utils.is_triton_available = lambda: True
+        sys.modules["transformers.utils"] = utils
     out = {"ridge": lambda x, w, y: ridge.torch.linear_logprobs(x, w, y, entropy=True), "torch": by_logits,
            "torch.compile": torch.compile(by_logits, dynamic=False)}
     tiles, kernel = module(folder, "trl.kernels.chunked_logprob"), module(folder, "trl.kernels.logprob_entropy")
@@ -77,6 +85,26 @@ def rivals(folder):
     if triton:
         out["verl_triton"] = lambda x, w, y: triton.linear_cross_entropy(x, w, y, 1.0, "none")
     return out | liger_cute()
+
+
+def trl_1_13(folder):
+    """{"trl_1.13": the loss of (x, w, y)}: the default of its SFT trainer, in chunks of 256 tokens, under autocast as there. Its two
+    functions are taken out of the module, which imports the trainers; there is nothing to gather."""
+    path = os.path.join(folder or "", "trl_1.13.py")
+    if not os.path.exists(path):
+        print(f"left out: trl_1.13: no {path}")
+        return {}
+    with open(path) as f:
+        tree = ast.parse(f.read())
+    names = ("_chunk", "_chunked_cross_entropy_loss")
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    own = {"torch": torch, "F": torch.nn.functional, "maybe_gather_lm_head_ctx": lambda *_: contextlib.nullcontext()}
+    exec(compile(tree, path, "exec"), own)
+
+    def call(x, w, y):
+        with torch.autocast("cuda", torch.bfloat16):
+            return own["_chunked_cross_entropy_loss"](x[None], w, 256, shift_labels=y[None])[0]
+    return {"trl_1.13": call}
 
 
 class LigerCute(torch.autograd.Function):
@@ -130,7 +158,7 @@ def liger_grpo(folder):
     return {"liger": call}
 
 
-def passes(p, names, liger, leaf):
+def passes(p, names, liger, leaf, older):
     """[(op, provider, flops, call)]"""
     advantage = torch.randn(SEQUENCES, device="cuda").repeat_interleave(p.dims[0] // SEQUENCES)
     each = torch.full((p.dims[0],), -1.0 / p.dims[0], device="cuda")
@@ -161,6 +189,8 @@ def passes(p, names, liger, leaf):
                  lambda: objective(lambda x, w, y, a: R.linear_weighted_nll(x, w, y, a / len(y))[0])),
                 ("distill_train", "ridge", p.flops(4),
                  lambda: objective(lambda x, w, y, _: R.linear_distill(x, w, *teacher, beta=0.5)))]
+    sft = older | {name: (lambda x, w, y, f=names[name]: -f(x, w, y)[0].mean()) for name in ("trl", "verl_triton") if name in names}
+    out += [("ce_train", name, p.flops(3), lambda f=f: objective(lambda x, w, y, _: f(x, w, y))) for name, f in sft.items()]
     return out + [("grpo_train", name, p.flops(3), lambda f=f: objective(f)) for name, f in {**losses, **liger}.items()]
 
 
@@ -173,11 +203,11 @@ def timed(call):
     return begin.elapsed_time(end) * 1e3
 
 
-def measure(p, names, liger, ops, rounds, deadline):
+def measure(p, names, liger, older, ops, rounds, deadline):
     """[(op, provider, flops, sorted us, extra bytes, error)]"""
     leaf = (p.x.detach().requires_grad_(), p.w.detach().requires_grad_())
     truth, runs, times, peak, err = reference(p), [], {}, {}, {}
-    for run in passes(p, names, liger, leaf):
+    for run in passes(p, names, liger, leaf, older):
         op, name, _, call = run
         if ops and op not in ops.split(","):
             continue
@@ -227,6 +257,7 @@ def main():
     binding.library(args.lib)
     names = {name: f for name, f in rivals(args.peers).items() if not args.only or name in args.only.split(",")}
     liger = liger_grpo(args.peers) if not args.only or "liger" in args.only.split(",") else {}
+    older = trl_1_13(args.peers) if not args.only or "trl_1.13" in args.only.split(",") else {}
     now = datetime.datetime.now(datetime.timezone.utc)
     base = dict.fromkeys(COLUMNS, "") | dict(
         run=now.strftime("%Y%m%dT%H%M%S") + f"-rl{os.getpid()}", date=now.strftime("%Y-%m-%dT%H:%M:%SZ"), commit=args.commit,
@@ -238,7 +269,7 @@ def main():
     for at in (int(s) for s in args.shapes.split(",")):
         torch._dynamo.reset()
         p = Problem(*SHAPES[at])
-        for op, name, flops, t, peak, err in measure(p, names, liger, args.ops, args.rounds, deadline):
+        for op, name, flops, t, peak, err in measure(p, names, liger, older, args.ops, args.rounds, deadline):
             if not t:
                 continue
             us = statistics.median(t)
