@@ -139,8 +139,8 @@ static double size_of(double x)
 /* Error of a row's loss. */
 static double loss_bound(const ce_subject *s, int64_t b)
 {
-    const double lse = fabs(s->ref.lse[b]), w = s->y[b] >= 0 ? s->cw[s->y[b]] : 1, d = s->delta[b];
-    const double eps = (double)s->o.label_smoothing, mean_w = s->weights / (double)s->total;
+    const double lse = fabs(s->ref.lse[b]), w = s->y[b] >= 0 ? fabs(s->cw[s->y[b]]) : 1, d = s->delta[b];
+    const double eps = (double)s->o.label_smoothing, mean_w = fabs(s->weights) / (double)s->total; /* of one sign */
 
     return (w + eps * mean_w) * 2 * d + (double)s->o.lse_square_scale * (2 * lse * d + d * d) +
            0x1p-22 * (fabs(s->ref.loss[b]) + eps * mean_w * lse + 1);

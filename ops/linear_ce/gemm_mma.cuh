@@ -50,14 +50,19 @@ typedef struct linear_tile {
     bool any;
 } linear_tile;
 
-static __device__ __forceinline__ linear_tile tile_of(const linear_product &p)
+static __device__ __forceinline__ linear_tile tile_at(const linear_product &p, unsigned row, unsigned col)
 {
     const int64_t rows = rows_here(p.totals, p.begin, p.limit_m ? p.m : p.k);
-    linear_tile t = {p.limit_m ? rows : p.m,     p.n,  p.limit_k ? rows : p.k, (int64_t)blockIdx.y * TILE,
-                     (int64_t)blockIdx.x * TILE, false};
+    linear_tile t = {p.limit_m ? rows : p.m, p.n,  p.limit_k ? rows : p.k, (int64_t)row * TILE,
+                     (int64_t)col * TILE,    false};
 
     t.any = t.i0 < t.m && t.j0 < t.n && !(p.add && t.k == 0);
     return t;
+}
+
+static __device__ __forceinline__ linear_tile tile_of(const linear_product &p)
+{
+    return tile_at(p, blockIdx.y, blockIdx.x);
 }
 
 static __device__ __forceinline__ void put_sum(const linear_product &p, const linear_tile &t, int64_t row, int64_t col,
