@@ -1340,7 +1340,13 @@ enum {
  * the Jensen-Shannon divergence of weight beta; beta 0: sum q log(q / p), forward KL; beta 1: sum p log(p / q), reverse
  * KL. A class of which p (q) is 0 adds nothing to the sum over p (q). dlogits is its gradient by the student's logits,
  * times scale. A row whose scale is 0 is left out: its loss and gradient are 0, its logits are not read. Contract: close,
- * stable, batch-invariant. Errors: RIDGE_ERR_ARG (beta outside 0 .. 1, temperature not positive and finite, no class).
+ * stable, batch-invariant. Errors: RIDGE_ERR_ARG (beta outside 0 .. 1, temperature not positive and finite, no class, lse
+ * without teacher_lse).
+ *
+ * A slice of the classes, as a rank has it: lse and teacher_lse are the logarithms of the sums of e^(logit /
+ * temperature) over all classes (ce_fwd gives a slice's). A first call makes the slice's terms of loss and of own, the
+ * sum of p log(p / m); the caller adds both over the slices. A second one, with that own as an input and without loss,
+ * makes the slice's dlogits.
  *
  * @code
  * ridge_call call = ridge_divergence(rows, vocab, ridge_matrix(z, RIDGE_F32), ridge_matrix(y, RIDGE_F32), loss);
@@ -1358,9 +1364,11 @@ RIDGE_API ridge_call ridge_divergence(int64_t rows, int64_t cols, ridge_tensor s
                                       float *loss);
 enum {
     RIDGE_DIVERGENCE_STUDENT = 0, RIDGE_DIVERGENCE_TEACHER, /**< [rows, cols] f32, f16 or bf16, both the same */
-    RIDGE_DIVERGENCE_LOSS,    /**< [rows] f32 */
+    RIDGE_DIVERGENCE_LOSS,    /**< [rows] f32; RIDGE_NONE where dlogits of a slice are made */
     RIDGE_DIVERGENCE_DLOGITS, /**< [rows, cols] f32, f16 or bf16 output, optional */
-    RIDGE_DIVERGENCE_SCALE    /**< [rows] f32, optional */
+    RIDGE_DIVERGENCE_SCALE,   /**< [rows] f32, optional */
+    RIDGE_DIVERGENCE_LSE, RIDGE_DIVERGENCE_TEACHER_LSE, /**< [rows] f32, of slices */
+    RIDGE_DIVERGENCE_OWN      /**< [rows] f32, of slices: an output, optional; where dlogits are made an input */
 };
 /** @} */
 

@@ -29,7 +29,13 @@ static void divergence_cases(const ridge_op_row *op, case_level level, case_list
                                           "beta=0.25 temperature=2 dlogits=bf16 scale=1",
                                           "beta=1 temperature=0.5 dlogits=f32 scale=1",
                                           "beta=0 temperature=3",
-                                          "beta=0.9 dlogits=f32"};
+                                          "beta=0.9 dlogits=f32",
+                                          "beta=0.5 lse=1 teacher_lse=1 own=1",
+                                          "beta=0.25 temperature=2 lse=1 teacher_lse=1 own=1 scale=1",
+                                          "beta=1 lse=1 teacher_lse=1 own=1 dlogits=f32",
+                                          "beta=0.4 temperature=0.7 lse=1 teacher_lse=1 own=1 dlogits=bf16 scale=1",
+                                          "beta=0 lse=1 teacher_lse=1",
+                                          "beta=0 lse=1 teacher_lse=1 own=1 dlogits=f16"};
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
     char text[128];
 
@@ -43,16 +49,37 @@ static void divergence_cases(const ridge_op_row *op, case_level level, case_list
             }
 }
 
-/* Every third row is left out; the others' factors are below and above 0. */
+/* Of a row of logits, as if other slices had half as much again. */
+static float lse_of(const test_case *c, const image *im, int arg, int64_t r)
+{
+    const double rate = 1 / (double)c->call.opt.divergence.temperature;
+    double max = -INFINITY, sum = 0;
+
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t j = 0; j < c->call.dim[1]; j++) {
+            const double z = dtype_load(oracle_address(im, im->host, arg, r, j), c->call.arg[arg].dtype);
+
+            if (pass == 0)
+                max = z > max || isnan(z) ? z : max;
+            else
+                sum += exp((z - max) * rate);
+        }
+    return (float)(max * rate + log(1.5 * sum));
+}
+
+/* scale: every third row is left out; the others' factors are below and above 0. */
 static bool divergence_fill(const test_case *c, const image *im, int arg, uint64_t seed)
 {
-    float *scale = (float *)(uintptr_t)oracle_address(im, im->host, arg, 0, 0);
+    float *to = (float *)(uintptr_t)oracle_address(im, im->host, arg, 0, 0);
 
     (void)seed;
-    if (arg != RIDGE_DIVERGENCE_SCALE)
+    if (arg < RIDGE_DIVERGENCE_SCALE)
         return false;
     for (int64_t r = 0; r < c->call.dim[0]; r++)
-        scale[r] = r % 3 == 1 ? 0.0f : 0.5f * (float)(r % 5 - 2) + 0.125f;
+        to[r] = arg == RIDGE_DIVERGENCE_SCALE         ? (r % 3 == 1 ? 0.0f : 0.5f * (float)(r % 5 - 2) + 0.125f)
+                : arg == RIDGE_DIVERGENCE_LSE         ? lse_of(c, im, RIDGE_DIVERGENCE_STUDENT, r)
+                : arg == RIDGE_DIVERGENCE_TEACHER_LSE ? lse_of(c, im, RIDGE_DIVERGENCE_TEACHER, r)
+                                                      : 0.3f * (float)(r % 4);
     return true;
 }
 
@@ -65,8 +92,18 @@ static void exact_logs(const oracle_run *run, int arg, int64_t r, exact_row to)
 {
     const int64_t cols = run->im->call.dim[1];
     const double rate = 1 / (double)run->im->call.opt.divergence.temperature;
+    const int lse = arg == RIDGE_DIVERGENCE_STUDENT ? RIDGE_DIVERGENCE_LSE : RIDGE_DIVERGENCE_TEACHER_LSE;
     double max = -INFINITY, sum = 0, log_sum;
 
+    if (run->im->call.arg[lse].dtype != RIDGE_NONE) { /* of a slice */
+        const double given = oracle_in(run, lse, 0, r);
+
+        for (int64_t j = 0; j < cols; j++) {
+            to.log_p[j] = isfinite(given) ? oracle_in(run, arg, r, j) * rate - given : NAN;
+            to.error[j] = 0x1p-20 * (1 + fmin(fabs(to.log_p[j]), 200));
+        }
+        return;
+    }
     for (int64_t j = 0; j < cols; j++)
         max = fmax(max, oracle_in(run, arg, r, j));
     for (int64_t j = 0; j < cols; j++)
@@ -138,9 +175,26 @@ static void check_gradient(oracle_run *run, int64_t r, exact_row p, exact_row q,
     }
 }
 
+static bool has(const oracle_run *run, int arg)
+{
+    return run->im->call.arg[arg].dtype != RIDGE_NONE;
+}
+
+/* loss or own of row r. */
+static void check_sum(oracle_run *run, int arg, int64_t r, estimate e)
+{
+    if (has(run, arg))
+        oracle_note(run, oracle_ratio(oracle_out(run, arg, 0, r), e.value, e.error, RIDGE_F32),
+                    arg == RIDGE_DIVERGENCE_LOSS ? "loss" : "own", r, 0);
+}
+
 static void check_left_out(oracle_run *run, int64_t r)
 {
-    oracle_note(run, oracle_ratio(oracle_out(run, RIDGE_DIVERGENCE_LOSS, 0, r), 0, 0x1p-149, RIDGE_F32), "loss", r, 0);
+    const estimate zero = {0, 0x1p-149};
+
+    check_sum(run, RIDGE_DIVERGENCE_LOSS, r, zero);
+    if (!has(run, RIDGE_DIVERGENCE_DLOGITS))
+        check_sum(run, RIDGE_DIVERGENCE_OWN, r, zero);
     for (int64_t j = 0; j < run->im->call.dim[1] && run->im->call.arg[RIDGE_DIVERGENCE_DLOGITS].dtype; j++)
         oracle_note(run,
                     oracle_ratio(oracle_out(run, RIDGE_DIVERGENCE_DLOGITS, r, j), 0, 0x1p-149,
@@ -151,7 +205,7 @@ static void check_left_out(oracle_run *run, int64_t r)
 static void divergence_oracle(oracle_run *run)
 {
     const ridge_call *call = &run->im->call;
-    const bool scaled = call->arg[RIDGE_DIVERGENCE_SCALE].dtype != RIDGE_NONE;
+    const bool scaled = has(run, RIDGE_DIVERGENCE_SCALE);
     const double beta = (double)call->opt.divergence.beta;
     double *memory = malloc((size_t)call->dim[1] * 4 * sizeof *memory);
     const exact_row p = {memory, memory + call->dim[1]}, q = {memory + 2 * call->dim[1], memory + 3 * call->dim[1]};
@@ -177,11 +231,13 @@ static void divergence_oracle(oracle_run *run)
         loss.error = beta == 0   ? s.other.error
                      : beta == 1 ? s.own.error
                                  : beta * s.other.error + (1 - beta) * s.own.error;
-        oracle_note(run,
-                    oracle_ratio(oracle_out(run, RIDGE_DIVERGENCE_LOSS, 0, r), loss.value,
-                                 loss.error + 0x1p-22 * fabs(loss.value), RIDGE_F32),
-                    "loss", r, 0);
-        if (call->arg[RIDGE_DIVERGENCE_DLOGITS].dtype != RIDGE_NONE)
+        loss.error += 0x1p-22 * fabs(loss.value);
+        check_sum(run, RIDGE_DIVERGENCE_LOSS, r, loss);
+        if (has(run, RIDGE_DIVERGENCE_OWN) && has(run, RIDGE_DIVERGENCE_DLOGITS))
+            s.own = (estimate){oracle_in(run, RIDGE_DIVERGENCE_OWN, 0, r), 0};
+        else
+            check_sum(run, RIDGE_DIVERGENCE_OWN, r, (estimate){s.own.value, s.own.error + 0x1p-22 * fabs(s.own.value)});
+        if (has(run, RIDGE_DIVERGENCE_DLOGITS))
             check_gradient(run, r, p, q, s);
     }
     free(memory);
@@ -197,6 +253,8 @@ static const suite_row suites[] = {
 
 static const char *const fault_problems[] = {
     "divergence rows=7 cols=264 dtype=f32 beta=0.25 temperature=2 dlogits=f32 scale=1",
+    "divergence rows=7 cols=264 dtype=f32 beta=0.25 temperature=2 lse=1 teacher_lse=1 own=1",
+    "divergence rows=7 cols=264 dtype=f32 beta=0.25 temperature=2 lse=1 teacher_lse=1 own=1 dlogits=f32",
     NULL,
 };
 
@@ -236,10 +294,22 @@ static ridge_status forgets_the_mean(const faulty_run *r)
     return status;
 }
 
+/* A slice as if it were all classes. */
+static ridge_status forgets_the_slices(const faulty_run *r)
+{
+    ridge_call other = *r->call;
+
+    other.arg[RIDGE_DIVERGENCE_LSE].dtype = other.arg[RIDGE_DIVERGENCE_TEACHER_LSE].dtype = RIDGE_NONE;
+    return fault_run_changed(r, &other);
+}
+
 static const planted_fault faults[] = {
     {.name = "mixes the other way", .fault = mixes_the_other_way},
     {.name = "forgets the temperature", .fault = forgets_the_temperature},
-    {.name = "shifts a row of gradients", .fault = forgets_the_mean},
+    {.name = "shifts a row of gradients", .fault = forgets_the_mean, .operand = "dlogits"},
+    {.name = "takes a slice for the whole",
+     .fault = forgets_the_slices,
+     .problem = "divergence rows=7 cols=264 dtype=f32 beta=0.25 temperature=2 lse=1 teacher_lse=1"},
     {0},
 };
 

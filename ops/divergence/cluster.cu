@@ -249,6 +249,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
 {
+    if (problem->dtype[RIDGE_DIVERGENCE_LSE] != RIDGE_NONE)
+        return "is for whole rows";
     return problem->dim[0] > 0x7fffffff / RANKS ? "more than 2^28 - 1 rows" : NULL;
 }
 

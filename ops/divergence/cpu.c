@@ -30,12 +30,15 @@ static void logs(const divergence_args *p, const char *row, uint32_t dtype, soft
         to[i] = ((double)v[i] - s.max) / (double)p->temperature - s.log_sum;
 }
 
-static softmax_of softmax_row(const divergence_args *p, const char *row, uint32_t dtype)
+/* lse: of row r, where it is given. */
+static softmax_of softmax_row(const divergence_args *p, const char *row, uint32_t dtype, const float *lse, int64_t r)
 {
     softmax_of s = {-INFINITY, 0};
     double v[BLOCK], sum = 0;
     float x[BLOCK];
 
+    if (lse)
+        return (softmax_of){0, (double)lse[r]};
     for (int64_t col = 0; col < p->cols; col += BLOCK) {
         const int64_t n = ridge_min(BLOCK, p->cols - col);
 
@@ -89,7 +92,10 @@ static void write_gradient(const divergence_args *p, int64_t r, const double *lo
 
 static void clear(const divergence_args *p, int64_t r)
 {
-    p->loss[r] = 0;
+    if (p->loss)
+        p->loss[r] = 0;
+    if (p->own && !p->dlogits)
+        p->own[r] = 0;
     if (!p->dlogits)
         return;
     memset(p->dlogits + r * p->dlogits_stride * size_of(p->dlogits_dtype), 0,
@@ -107,9 +113,10 @@ static void one_row(const divergence_args *p, int64_t r)
         clear(p, r);
         return;
     }
-    of_p = softmax_row(p, student, p->student_dtype);
-    of_q = softmax_row(p, teacher, p->teacher_dtype);
-    for (int pass = 0; pass < (p->dlogits ? 2 : 1); pass++)
+    of_p = softmax_row(p, student, p->student_dtype, p->lse, r);
+    of_q = softmax_row(p, teacher, p->teacher_dtype, p->teacher_lse, r);
+    own = p->own && p->dlogits ? (double)p->own[r] : 0;
+    for (int pass = p->loss ? 0 : 1; pass < (p->dlogits ? 2 : 1); pass++)
         for (int64_t col = 0; col < p->cols; col += BLOCK) {
             const int64_t n = ridge_min(BLOCK, p->cols - col);
 
@@ -124,6 +131,10 @@ static void one_row(const divergence_args *p, int64_t r)
             if (pass == 1)
                 write_gradient(p, r, log_p, log_q, own, col, n);
         }
+    if (!p->loss)
+        return;
+    if (p->own)
+        p->own[r] = (float)own;
     p->loss[r] = (float)(p->beta == 0.0f   ? other
                          : p->beta == 1.0f ? own
                                            : (double)p->beta * other + (1 - (double)p->beta) * own);

@@ -31,6 +31,49 @@ static __device__ __forceinline__ void finish_softmax(row_softmax *s, float sum,
 }
 
 template <int D>
+static __device__ __forceinline__ void softmax_pass(const divergence_args &a, const char *student, const char *teacher,
+                                                    row_softmax *of_p, row_softmax *of_q, float *shared)
+{
+    const float rate = LOG2E / a.temperature;
+    float sum_p = 0.0f, sum_q = 0.0f;
+
+    *of_p = *of_q = {-CUDART_INF_F, 0.0f};
+    for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols; col += THREADS * GROUP) {
+        float z[GROUP], y[GROUP];
+
+        load_group<D>(student, col, a.cols, a.vector, z);
+        load_group<D>(teacher, col, a.cols, a.vector, y);
+        add_group(of_p, &sum_p, rate, z);
+        add_group(of_q, &sum_q, rate, y);
+    }
+    finish_softmax(of_p, sum_p, rate, shared);
+    finish_softmax(of_q, sum_q, rate, shared);
+}
+
+/* A thread's terms of the two sums. */
+template <int D>
+static __device__ __forceinline__ void terms_pass(const divergence_args &a, const char *student, const char *teacher,
+                                                  row_softmax of_p, row_softmax of_q, float *own, float *other)
+{
+    const float rate = LOG2E / a.temperature;
+
+    for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols; col += THREADS * GROUP) {
+        float z[GROUP], y[GROUP];
+
+        load_group<D>(student, col, a.cols, a.vector, z);
+        load_group<D>(teacher, col, a.cols, a.vector, y);
+#pragma unroll
+        for (int i = 0; i < GROUP; i++) {
+            float p, q;
+            const class_logs l = logs_of(a, z[i], y[i], of_p, of_q, rate, &p, &q);
+
+            own[i % 2] += term_of(p, l.p, l.m);
+            other[i % 2] += term_of(q, l.q, l.m);
+        }
+    }
+}
+
+template <int D>
 static __device__ __forceinline__ void gradient_row(const divergence_args &a, int64_t r, const char *student,
                                                     const char *teacher, row_softmax of_p, row_softmax of_q, float own)
 {
@@ -61,9 +104,8 @@ static __global__ void __launch_bounds__(THREADS, 2) divergence(const __grid_con
     __shared__ float shared[WARPS];
     const int64_t r = blockIdx.x, size = D == RIDGE_F32 ? 4 : 2;
     const char *student = a.student + r * a.student_stride * size, *teacher = a.teacher + r * a.teacher_stride * size;
-    const float rate = LOG2E / a.temperature;
-    row_softmax of_p = {-CUDART_INF_F, 0.0f}, of_q = of_p;
-    float sum_p = 0.0f, sum_q = 0.0f, own[2] = {0.0f, 0.0f}, other[2] = {0.0f, 0.0f};
+    row_softmax of_p, of_q;
+    float own[2] = {0.0f, 0.0f}, other[2] = {0.0f, 0.0f};
 
     ptx_grid_dependency_wait();
     ptx_launch_dependents();
@@ -72,38 +114,24 @@ static __global__ void __launch_bounds__(THREADS, 2) divergence(const __grid_con
 
         for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols && a.dlogits; col += THREADS * GROUP)
             store_gradients(a, r, col, zero);
-        if (threadIdx.x == 0)
-            a.loss[r] = 0.0f;
+        if (threadIdx.x == 0 && a.loss)
+            store_loss(a, r, 0.0f, 0.0f);
         return;
     }
-    for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols; col += THREADS * GROUP) {
-        float z[GROUP], y[GROUP];
-
-        load_group<D>(student, col, a.cols, a.vector, z);
-        load_group<D>(teacher, col, a.cols, a.vector, y);
-        add_group(&of_p, &sum_p, rate, z);
-        add_group(&of_q, &sum_q, rate, y);
+    if (a.lse) {
+        of_p = given_softmax(a, a.lse[r]);
+        of_q = given_softmax(a, a.teacher_lse[r]);
+        own[0] = a.dlogits ? a.own[r] * LOG2E : 0.0f;
+    } else {
+        softmax_pass<D>(a, student, teacher, &of_p, &of_q, shared);
     }
-    finish_softmax(&of_p, sum_p, rate, shared);
-    finish_softmax(&of_q, sum_q, rate, shared);
-    for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols; col += THREADS * GROUP) {
-        float z[GROUP], y[GROUP];
-
-        load_group<D>(student, col, a.cols, a.vector, z);
-        load_group<D>(teacher, col, a.cols, a.vector, y);
-#pragma unroll
-        for (int i = 0; i < GROUP; i++) {
-            float p, q;
-            const class_logs l = logs_of(a, z[i], y[i], of_p, of_q, rate, &p, &q);
-
-            own[i % 2] += term_of(p, l.p, l.m);
-            other[i % 2] += term_of(q, l.q, l.m);
-        }
+    if (a.loss) {
+        terms_pass<D>(a, student, teacher, of_p, of_q, own, other);
+        own[0] = block_reduce<false>(own[0] + own[1], shared);
+        other[0] = block_reduce<false>(other[0] + other[1], shared);
+        if (threadIdx.x == 0)
+            store_loss(a, r, own[0], other[0]);
     }
-    own[0] = block_reduce<false>(own[0] + own[1], shared);
-    other[0] = block_reduce<false>(other[0] + other[1], shared);
-    if (threadIdx.x == 0)
-        store_loss(a, r, own[0], other[0]);
     if (a.dlogits)
         gradient_row<D>(a, r, student, teacher, of_p, of_q, own[0]);
 }

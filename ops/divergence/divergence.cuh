@@ -130,11 +130,22 @@ static __device__ __forceinline__ float factor_of(const divergence_args &a, int6
     return scale * (a.beta == 0.0f ? 1.0f : a.beta == 1.0f ? LN2 : LN2 * (1.0f - a.beta));
 }
 
+/* The softmax of a row whose log of the sum of e^(logit / temperature) is given: max rounds their product, log_sum has
+ * what that lost. */
+static __device__ __forceinline__ row_softmax given_softmax(const divergence_args &a, float lse)
+{
+    const float max = lse * a.temperature;
+
+    return {max, __fmaf_rn(lse, a.temperature, -max) * (LOG2E / a.temperature)};
+}
+
 static __device__ __forceinline__ void store_loss(const divergence_args &a, int64_t r, float own, float other)
 {
     const float loss = a.beta == 0.0f ? other : a.beta == 1.0f ? own : __fmaf_rn(a.beta, other, (1.0f - a.beta) * own);
 
     a.loss[r] = __uint_as_float(num_canonical_f32(LN2 * loss));
+    if (a.own)
+        a.own[r] = __uint_as_float(num_canonical_f32(LN2 * own));
 }
 
 static inline double size_of(uint32_t dtype)

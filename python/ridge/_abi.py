@@ -326,7 +326,8 @@ SLOTS = {
         'q': 0, 'scale': 1, 'q_t': 2, 'scale_t': 3,
     },
     'divergence': {
-        'student': 0, 'teacher': 1, 'loss': 2, 'dlogits': 3, 'scale': 4,
+        'student': 0, 'teacher': 1, 'loss': 2, 'dlogits': 3, 'scale': 4, 'lse': 5, 'teacher_lse': 6,
+        'own': 7,
     },
 }
 
