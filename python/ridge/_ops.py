@@ -200,8 +200,10 @@ def sum_parts(xp, x, dtype=None):
     return out
 
 
-def divergence(xp, student, teacher, scale, beta, temperature, dlogits=None):
-    """The loss [rows] of [rows, cols]; into dlogits, which is packed, its gradient by the student's logits times scale."""
+def divergence(xp, student, teacher, scale, beta, temperature, dlogits=None, lse=(), own=None):
+    """The loss [rows] of [rows, cols]; into dlogits, which is packed, its gradient by the student's logits times scale. lse: of a
+    slice of the classes, of student and teacher: the slice's terms of loss, and of own into own; with dlogits own is given, and
+    there is no loss."""
     two_dims("student", student)
     same_shape("teacher", teacher.shape, student.shape)
     rows, cols = student.shape
@@ -209,13 +211,15 @@ def divergence(xp, student, teacher, scale, beta, temperature, dlogits=None):
         same_shape("scale", scale.shape, (rows,))
         scale = xp.vector(scale)
     (student, z_stride), (teacher, y_stride) = xp.matrix(student), xp.matrix(teacher)
-    loss = xp.empty(student, (rows,), A.F32)
+    loss = None if lse and dlogits is not None else xp.empty(student, (rows,), A.F32)
     if dlogits is not None:
         same_shape("dlogits", dlogits.shape, (rows, cols))
+    for t in (*lse, *(() if own is None else (own,))):
+        same_shape("lse, teacher_lse and own", t.shape, (rows,))
     f = form("divergence", 0, (("beta", float(beta)), ("temperature", float(temperature))))
+    rest = (loss, dlogits, scale, *(lse or (None, None)), own)
     xp.launch(f, student, (rows, cols, 0, 0, 0, 0, *xp.operand(student, z_stride), *xp.operand(teacher, y_stride),
-                           *xp.operand(loss, 0), *(ABSENT if dlogits is None else xp.operand(dlogits, 0)),
-                           *(ABSENT if scale is None else xp.operand(scale, 0))))
+                           *(v for t in rest for v in (ABSENT if t is None else xp.operand(t, 0)))))
     return loss
 
 

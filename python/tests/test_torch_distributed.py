@@ -1,5 +1,6 @@
 """ridge.torch.distributed over gloo on the CPU, 2 and 4 ranks. The ranks of a number are started once and run every check below
 whose name begins with "check_"; each is a test."""
+import contextlib
 import datetime
 import os
 import signal
@@ -20,7 +21,7 @@ pytest.importorskip("torch.distributed.tensor.experimental", reason="this PyTorc
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("no gloo", allow_module_level=True)
 import ridge.torch.distributed as D  # noqa: E402
-from ridge.torch import _collectives  # noqa: E402
+from ridge.torch import _collectives, _distill  # noqa: E402
 
 OPTIONS = {"plain": {}, "all": dict(label_smoothing=0.1, lse_square_scale=1e-3, softcap=20.0, temperature=0.7)}
 
@@ -184,6 +185,45 @@ def check_topk_and_draws_are_one_process_s(rank, n):
         assert torch.equal(got[0], want[0])
         near(got[1], want[1], 2e-6)
         same_on_all(got[1])
+
+
+def check_distillation_is_one_process_s(rank, n):
+    """Loss and gradients of all three divergences; ranks without a class; rows that are left out."""
+    for vocab, beta, caps, reduction in ((203, 0.4, (0.0, 0.0), "mean"), (203, 0.0, (3.0, 0.0), "sum"), (5, 1.0, (0.0, 2.0), "mean")):
+        x, w, t = problem(22, vocab)
+        bias, tx, tw = torch.randn(vocab), torch.randn(22, 24), torch.randn(vocab, 24) / 4
+        mask = t != -100
+        tx[~mask] = torch.nan
+        options = dict(mask=mask, beta=beta, temperature=1.5, softcap=caps[0], teacher_softcap=caps[1], reduction=reduction)
+        one = [v.clone().requires_grad_() for v in (x, w, bias)]
+        two = [v.clone().requires_grad_() for v in (x, mine(w, rank, n), mine(bias, rank, n))]
+        want = R.linear_distill(*one[:2], tx, tw, one[2], bias, **options)
+        with pieces_of(3):
+            got = D.linear_distill(*two[:2], tx, mine(tw, rank, n), two[2], mine(bias, rank, n), group=dist.group.WORLD, **options)
+        near(got.detach(), want.detach(), 2e-6)
+        same_on_all(got)
+        want.backward()
+        got.backward()
+        near(two[0].grad, one[0].grad, 1e-5)
+        same_on_all(two[0].grad)
+        for ours, ref in zip(two[1:], one[1:]):
+            near(ours.grad, mine(ref.grad, rank, n), 1e-5)
+        with torch.no_grad():
+            near(D.linear_distill(x, mine(w, rank, n), tx, mine(tw, rank, n), group=dist.group.WORLD, **options),
+                 R.linear_distill(x, w, tx, tw, **options), 2e-6)
+    with pytest.raises(ridge.ArgumentError, match="beta is 2"):
+        D.linear_distill(x, mine(w, rank, n), tx, mine(tw, rank, n), group=dist.group.WORLD, beta=2)
+
+
+@contextlib.contextmanager
+def pieces_of(rows):
+    """linear_distill in chunks of so many rows."""
+    whole = _distill._rows
+    _distill._rows = lambda *_: rows
+    try:
+        yield
+    finally:
+        _distill._rows = whole
 
 
 def mesh_of(n):

@@ -25,12 +25,14 @@ def divergence64(beta, x, w, b, tx, tw, tb, temperature, keep, caps=(0, 0)):
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_distillation_from_hidden_states(device, beta, dtype, monkeypatch):
-    """Several chunks, another hidden size, rows that are left out: the loss and its gradients."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gradients", [5000, 10**9])
+def test_distillation_from_hidden_states(device, beta, dtype, gradients, monkeypatch):
+    """Several chunks, another hidden size, rows that are left out: the loss and its gradients, which a second backward makes
+    again."""
     import ridge.torch._distill as D
     monkeypatch.setattr(D, "LOGITS", 1500)
-    monkeypatch.setattr(D, "GRADIENTS", 5000)
+    monkeypatch.setattr(D, "GRADIENTS", gradients)
     x, w, t, _ = ce_problem(device, dtype, {})
     tx, tw, _, _ = ce_problem(device, dtype, {}, hidden=48)
     b, tb = (torch.randn(w.shape[0], device=device, dtype=dtype) for _ in range(2))
@@ -39,8 +41,10 @@ def test_distillation_from_hidden_states(device, beta, dtype, monkeypatch):
     got = R.linear_distill(*one[:2], tx, tw, one[2], tb, keep, beta=beta, temperature=1.5)
     want = divergence64(beta, *two, tx.double(), tw.double(), tb.double(), 1.5, keep)
     near(got, want, 1e-5 if dtype == torch.float32 else 1e-3)
-    for g, v, leaf in zip(torch.autograd.grad(got, one), torch.autograd.grad(want, two), one):
-        assert g.dtype == leaf.dtype and rms(g, v) < (1e-5 if dtype == torch.float32 else 1e-2)
+    first, again = torch.autograd.grad(got, one, torch.tensor(3.0, device=device), retain_graph=True), torch.autograd.grad(got, one)
+    for g, second, v, leaf in zip(first, again, torch.autograd.grad(want, two), one):
+        assert g.dtype == leaf.dtype and rms(g, 3 * v) < (1e-5 if dtype == torch.float32 else 1e-2)
+        assert rms(second, v) < (1e-5 if dtype == torch.float32 else 1e-2)
     near(R.linear_distill(x, w, tx, tw, b, tb, keep, beta=beta, temperature=1.5, reduction="sum"), got * keep.sum(), 1e-5)
     assert R.linear_distill(x, w, tx, tw, mask=torch.zeros_like(keep), beta=beta) == 0
     assert R.linear_distill(x, w, x, w, beta=beta).abs() < 1e-5

@@ -421,24 +421,14 @@ def linear_jsd(input: Tensor, linear_weight: Tensor, teacher_logprob: Tensor, id
     return _distill.jsd(*three, float(beta))
 
 
-def linear_distill(input: Tensor, linear_weight: Tensor, teacher_input: Tensor, teacher_weight: Tensor,
-                   linear_bias: Optional[Tensor] = None, teacher_bias: Optional[Tensor] = None, mask: Optional[Tensor] = None, *,
-                   beta: float = 0.0, temperature: float = 1.0, softcap: float = 0.0, teacher_softcap: float = 0.0,
-                   reduction: str = "mean") -> Tensor:
-    """The divergence of softmax(F.linear(input, linear_weight, linear_bias) / temperature) from the teacher's, over all classes,
-    in chunks of rows: of neither are all logits in memory at once. f32.
-
-    beta 0: KL(teacher, student); 1: KL(student, teacher); between: linear_jsd's divergence. A softcap c makes c tanh(z / c) of
-    the student's logits, teacher_softcap of the teacher's; 0 is none. The hidden sizes may differ, the classes not. mask [..] bool: False leaves a row out. reduction: "mean" over the rows that are not left out, or "sum"; 0 of
-    none. The gradients in input, linear_weight and linear_bias are made with the loss, by PyTorch's products; the teacher has
-    none. There is no factor of temperature squared.
-    """
+def _of_distill(input, linear_weight, teacher_input, teacher_weight, linear_bias, teacher_bias, mask, beta, temperature, softcap,
+                teacher_softcap, reduction):
+    """What linear_distill asks of its arguments."""
     tensors("linear_distill", input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight,
             linear_bias=(linear_bias, None), teacher_bias=(teacher_bias, None), mask=(mask, None))
-    beta, temperature = ops.real("beta", beta), ops.real("temperature", temperature)
-    if not 0 <= beta <= 1:
+    if not 0 <= ops.real("beta", beta) <= 1:
         raise ArgumentError(f"beta is {beta}, not in 0 .. 1")
-    if not 0 < temperature < float("inf"):
+    if not 0 < ops.real("temperature", temperature) < float("inf"):
         raise ArgumentError(f"temperature is {temperature}, not finite and positive")
     for name, cap in (("softcap", softcap), ("teacher_softcap", teacher_softcap)):
         if not 0 <= ops.real(name, cap) < float("inf"):
@@ -452,12 +442,27 @@ def linear_distill(input: Tensor, linear_weight: Tensor, teacher_input: Tensor, 
                            ("linear_bias", linear_bias, vocab), ("teacher_bias", teacher_bias, vocab)):
         if t is not None and t.shape != shape:
             raise ArgumentError(f"{name} has shape {list(t.shape)}, not {list(shape)}")
+
+
+def linear_distill(input: Tensor, linear_weight: Tensor, teacher_input: Tensor, teacher_weight: Tensor,
+                   linear_bias: Optional[Tensor] = None, teacher_bias: Optional[Tensor] = None, mask: Optional[Tensor] = None, *,
+                   beta: float = 0.0, temperature: float = 1.0, softcap: float = 0.0, teacher_softcap: float = 0.0,
+                   reduction: str = "mean") -> Tensor:
+    """The divergence of softmax(F.linear(input, linear_weight, linear_bias) / temperature) from the teacher's, over all classes,
+    in chunks of rows: of neither are all logits in memory at once. f32.
+
+    beta 0: KL(teacher, student); 1: KL(student, teacher); between: linear_jsd's divergence. A softcap c makes c tanh(z / c) of
+    the student's logits, teacher_softcap of the teacher's; 0 is none. The hidden sizes may differ, the classes not. mask [..] bool: False leaves a row out. reduction: "mean" over the rows that are not left out, or "sum"; 0 of
+    none. The gradients in input, linear_weight and linear_bias are made with the loss, by PyTorch's products; the teacher has
+    none. There is no factor of temperature squared.
+    """
+    _of_distill(input, linear_weight, teacher_input, teacher_weight, linear_bias, teacher_bias, mask, beta, temperature, softcap,
+                teacher_softcap, reduction)
     keep = (_of_mask(input, mask) >= 0).reshape(-1).to(torch.float32)
-    total = _distill.Distill.apply(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias,
-                                   teacher_input.detach().reshape(keep.numel(), -1), teacher_weight.detach(),
-                                   None if teacher_bias is None else teacher_bias.detach(), keep, beta, temperature, float(softcap),
-                                   float(teacher_softcap))
-    return total if reduction == "sum" else total / keep.sum().clamp(min=1)
+    return _distill.Distill.apply(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias,
+                                  teacher_input.detach().reshape(keep.numel(), -1), teacher_weight.detach(),
+                                  None if teacher_bias is None else teacher_bias.detach(), keep, _distill.divisor(keep, reduction),
+                                  (float(beta), float(temperature), float(softcap), float(teacher_softcap)))
 
 
 def cross_entropy(logits: Tensor, target: Tensor, weight: Optional[Tensor] = None, ignore_index: Optional[int] = -100,

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from .. import _ops as ops
 from .._core import ArgumentError
+from ._arrays import Arrays
+
+_on_tensors = Arrays()
 
 
 def _with_rest(log_p, keep):
@@ -66,7 +69,9 @@ def _rows(elements, vocab):
 
 
 def _mm(a, b, out=None, add=False):
-    """a b in f32, into `out` or added to it."""
+    """a b in f32, into `out` or added to it; rounded once where `out` has 16 bits."""
+    if out is not None and out.dtype != torch.float32:
+        return torch.mm(a, b.to(a.dtype), out=out)
     if a.dtype == torch.float32 or not a.is_cuda:
         a, b = a.to(torch.float32), b.to(torch.float32)
         return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
@@ -81,47 +86,76 @@ def _logits(x, weight, bias, softcap):
     return z.div_(softcap).tanh_().mul_(softcap) if softcap else z
 
 
+def divisor(keep, reduction):
+    return keep.new_ones(()) if reduction == "sum" else keep.sum().clamp(min=1)
+
+
+def _distilled(x, weight, bias, teacher, teacher_weight, teacher_bias, keep, divisor, options, ranks, want):
+    """(loss, [gradients in x, weight and bias, None where not wanted], what of the divisor they still lack)."""
+    beta, temperature, softcap, teacher_softcap = options
+    loss = torch.empty(x.shape[:1], dtype=torch.float32, device=x.device)
+    rows, vocab = x.shape[0], weight.shape[0]
+    divergence = torch.ops.ridge.divergence_ if ranks is None else ranks.divergence_
+    each, some = (_rows(most, vocab if ranks is None else ranks.classes) for most in (GRADIENTS, LOGITS))
+    # f16 would lose small ones to the divisor; a sum of several chunks is f32
+    dtype, left = (x.dtype if x.dtype in (torch.bfloat16, torch.float16) else torch.float32), x.dtype == torch.float16
+    scale = keep if left else keep / divisor
+    dx_dtype, dw_dtype = (dtype if fits and not left else torch.float32 for fits in (ranks is None, rows <= each))
+    dx = torch.empty(x.shape, dtype=dx_dtype, device=x.device) if want[0] else None
+    dw = (torch.empty if rows else torch.zeros)(weight.shape, dtype=dw_dtype, device=x.device) if want[1] else None
+    db = torch.zeros(weight.shape[:1], dtype=torch.float32, device=x.device) if want[2] else None
+    dz = torch.empty((min(each, rows), vocab), dtype=dtype, device=x.device) if any(want) else None
+    for begin in range(0, rows, each):
+        end = min(begin + each, rows)
+        for first in range(begin, end, some):
+            at = slice(first, min(first + some, end))
+            z, part = _logits(x[at], weight, bias, softcap), None if dz is None else dz[first - begin:at.stop - begin]
+            loss[at] = divergence(part, z, _logits(teacher[at], teacher_weight, teacher_bias, teacher_softcap), scale[at], beta,
+                                  temperature)
+            if softcap and dz is not None:
+                part.mul_(1 - z.div_(softcap).square_())
+        part, at = None if dz is None else dz[:end - begin], slice(begin, end)
+        if want[2]:
+            db += part.sum(0, dtype=torch.float32)
+        if want[0]:
+            _mm(part, weight, out=dx[at])
+        if want[1]:
+            _mm(part.t(), x[at], out=dw, add=begin > 0)
+    dx = dx if ranks is None or dx is None else ranks.sum_of(dx)
+    return loss.sum() / divisor, [dx, dw, db], divisor if left else None
+
+
 class Distill(torch.autograd.Function):
-    """The sum of the rows' divergences, and its gradients in the same pass: four products a chunk, of which two give gradients,
-    and the op divergence_ between them. keep: f32 [rows], 1 or 0. Gradients are kept in f32 until the loss's gradient is known."""
+    """The sum of the rows' divergences over a divisor, and its gradients in the same pass: four products a chunk, of which two give
+    gradients, and the op divergence_ between them. keep: f32 [rows], 1 or 0. The first backward scales the gradients in place and
+    gives them away, a second one makes them again. ranks: None, or of weights whose classes are spread over ranks an object that
+    has the largest slice's `classes`, divergence_ over all slices, and the sum of dx."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, teacher, teacher_weight, teacher_bias, keep, beta, temperature, softcap, teacher_softcap):
-        want = ctx.needs_input_grad[:3]
-        loss = torch.empty(x.shape[:1], dtype=torch.float32, device=x.device)
-        dx = torch.empty(x.shape, dtype=torch.float32, device=x.device) if want[0] else None
-        dw = (torch.empty if len(x) else torch.zeros)(weight.shape, dtype=torch.float32, device=x.device) if want[1] else None
-        db = torch.zeros(weight.shape[:1], dtype=torch.float32, device=x.device) if want[2] else None
-        dtype = x.dtype if x.dtype in (torch.bfloat16, torch.float16) else torch.float32
-        rows, vocab = x.shape[0], weight.shape[0]
-        each, some = _rows(GRADIENTS, vocab), _rows(LOGITS, vocab)
-        dz = torch.empty((min(each, rows), vocab), dtype=dtype, device=x.device) if any(want) else None
-        for begin in range(0, rows, each):
-            end = min(begin + each, rows)
-            for first in range(begin, end, some):
-                at = slice(first, min(first + some, end))
-                z, part = _logits(x[at], weight, bias, softcap), None if dz is None else dz[first - begin:at.stop - begin]
-                loss[at] = torch.ops.ridge.divergence_(part, z, _logits(teacher[at], teacher_weight, teacher_bias, teacher_softcap),
-                                                       keep[at], beta, temperature)
-                if softcap and dz is not None:
-                    part.mul_(1 - z.div_(softcap).square_())
-            part, at = None if dz is None else dz[:end - begin], slice(begin, end)
-            if want[2]:
-                db += part.sum(0, dtype=torch.float32)
-            if want[0]:
-                _mm(part, weight, out=dx[at])
-            if want[1]:
-                _mm(part.t(), x[at], out=dw, add=begin > 0)
-        ctx.save_for_backward(*(t for t in (dx, dw, db) if t is not None))
-        ctx.dtypes = [t.dtype if wanted else None for t, wanted in zip((x, weight, bias), want)]
-        return loss.sum()
+    def forward(ctx, x, weight, bias, teacher, teacher_weight, teacher_bias, keep, divisor, options, ranks=None):
+        args = x, weight, bias, teacher, teacher_weight, teacher_bias, keep, divisor
+        ctx.save_for_backward(*args)
+        ctx.rest = options, ranks, ctx.needs_input_grad[:3]
+        loss, *ctx.gradients = _distilled(*args, *ctx.rest)
+        return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, up):
-        saved = iter(ctx.saved_tensors)
-        return *(_scaled(next(saved), up, dtype) if dtype else None for dtype in ctx.dtypes), *(None,) * 8
+        inputs = ctx.saved_tensors  # raises if an input was changed in place
+        (gradients, left), ctx.gradients = ctx.gradients or _distilled(*inputs, *ctx.rest)[1:], None
+        up = up if left is None else up / left
+        for i, (t, like) in enumerate(zip(gradients, inputs)):
+            gradients[i] = None  # a gradient in f32 goes as soon as the one in 16 bits is there
+            if t is not None:
+                gradients[i] = _scaled(t, up, like.dtype)
+            del t
+        return *gradients, *(None,) * 7
 
 
 def _scaled(t, up, dtype):
+    """t times up, in place where it has the dtype."""
+    if t.dtype == dtype and dtype in DTYPES:
+        ops.multiply(_on_tensors, t, up.to(torch.float32))
+        return t
     return torch.ops.ridge.multiply(t, up, dtype) if dtype in DTYPES else t.mul(up).to(dtype)

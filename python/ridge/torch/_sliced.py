@@ -80,6 +80,31 @@ class Logprobs(torch.autograd.Function):
         return dx, dw if want[1] else None, dbias.to(ctx.dtypes[1]) if want[2] else None, None, None, None
 
 
+class Divergences:
+    """divergence_ of rows whose classes are spread over the ranks: 16 bytes a row from each, twice."""
+
+    def __init__(self, head):
+        begins = [*head.cut.offsets.tolist(), head.cut.total]
+        self.group, self.classes = head.group, max(end - begin for begin, end in zip(begins, begins[1:]))
+
+    def divergence_(self, dlogits, student, teacher, scale, beta, temperature):
+        rows, here = len(student), student.shape[1] > 0
+        lse, terms = (student.new_full((2, rows), value, dtype=torch.float32) for value in (-torch.inf, 0))
+        none = torch.zeros(rows, dtype=torch.int32, device=student.device)
+        for to, z in zip(lse, (student, teacher) if here else ()):
+            to.copy_(torch.ops.ridge.ce_fwd(z, none, None, "none", -100, [0.0, 0.0, temperature, 0.0])[1])
+        lse = gathered(lse, self.group).logsumexp(0)
+        if here:
+            terms[0] = ops.divergence(_on_tensors, student, teacher, scale, beta, temperature, None, tuple(lse), terms[1])
+        loss, own = gathered(terms, self.group).sum(0)
+        if here and dlogits is not None:
+            ops.divergence(_on_tensors, student, teacher, scale, beta, temperature, dlogits, tuple(lse), own)
+        return loss
+
+    def sum_of(self, dx):
+        return sum_of_ranks(dx, self.group)
+
+
 def topk(head, k):
     """The k largest classes of every row and their log-probabilities; -1 and 0 of rows that are left out."""
     tokens, here = len(head.target), min(k, head.weight.shape[0])

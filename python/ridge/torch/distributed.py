@@ -26,20 +26,21 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from .. import _abi as A
 from .. import _ops as ops
 from .._core import ArgumentError, Error
+from . import _distill
 from . import _library as L
-from . import _loss_inputs, _of_mask, _pair
+from . import _loss_inputs, _of_distill, _of_mask, _pair
 from ._arrays import Arrays, Fakes, compiling, plain, same_device, tensors
 from ._collectives import PeerError, by_copies, copy_engine, empty_parts, gathered, gathering, gathering_both, gathering_in, transposing
 from ._fsdp import gather_fp8, ordered_reduce
 from ._functions import _once, given_away
 from ._parallel import Column, Row
-from ._sliced import Head, Logprobs
+from ._sliced import Divergences, Head, Logprobs
 from ._sliced import sample as sample_of_slices
 from ._sliced import topk as top_of_slices
 from .nn import Fp8Linear
 
-__all__ = ["Fp8ColwiseParallel", "Fp8RowwiseParallel", "PeerError", "VocabParallelHead", "copy_engine", "gather_fp8", "linear_cross_entropy", "linear_logprobs",
-           "linear_sample", "linear_topk", "ordered_reduce"]
+__all__ = ["Fp8ColwiseParallel", "Fp8RowwiseParallel", "PeerError", "VocabParallelHead", "copy_engine", "gather_fp8", "linear_cross_entropy", "linear_distill",
+           "linear_logprobs", "linear_sample", "linear_topk", "ordered_reduce"]
 _on_tensors = Arrays()
 _MESSAGE = 2048  # bytes of what a rank says of its call
 # Classes of a rank behind whose dW the whole parts of dx of another rank are received: a row takes 2H bytes at 250 GB/s, and of each class
@@ -488,6 +489,32 @@ def linear_sample(input: Tensor, weight: Tensor, seed: Tensor, counter: Optional
     with torch.no_grad():
         head = _head("linear_sample", input, weight, _kept(input, mask), linear_bias, group, -1, softcap, temperature)
         return tuple(t.view(input.shape[:-1]) for t in sample_of_slices(head, *_pair(input.shape[:-1], seed, counter)))
+
+
+@torch.compiler.disable
+def linear_distill(input: Tensor, linear_weight: Tensor, teacher_input: Tensor, teacher_weight: Tensor,
+                   linear_bias: Optional[Tensor] = None, teacher_bias: Optional[Tensor] = None, mask: Optional[Tensor] = None, *,
+                   group: Any = None, beta: float = 0.0, temperature: float = 1.0, softcap: float = 0.0,
+                   teacher_softcap: float = 0.0, reduction: str = "mean") -> Tensor:
+    """ridge.torch.linear_distill of weights whose classes are spread over a group as in linear_cross_entropy, the teacher's as the
+    student's: on every rank the same rows, the same loss, and the whole gradient of input. Sent by a rank: 16 bytes a row, and with
+    gradients that of input in f32."""
+    options = (beta, temperature, softcap, teacher_softcap, reduction)
+    try:
+        linear_weight, group = _local("linear_weight", linear_weight, group)[:2]
+        teacher_weight = _local("teacher_weight", teacher_weight, group)[0]
+        linear_bias, teacher_bias = (t if t is None else _local(name, t, group)[0]
+                                     for name, t in (("linear_bias", linear_bias), ("teacher_bias", teacher_bias)))
+        _of_distill(input, linear_weight, teacher_input, teacher_weight, linear_bias, teacher_bias, mask, *options)
+    except (Error, TypeError) as error:
+        _tell(group, input, error)
+        raise
+    head = _head("linear_distill", input, linear_weight, _kept(input, mask), linear_bias, group, -1, softcap, temperature)
+    keep = (head.target >= 0).to(torch.float32)
+    return _distill.Distill.apply(head.x, head.weight, head.bias, teacher_input.detach().reshape(keep.numel(), -1),
+                                  teacher_weight.detach(), None if teacher_bias is None else teacher_bias.detach(), keep,
+                                  _distill.divisor(keep, reduction),
+                                  (float(beta), float(temperature), float(softcap), float(teacher_softcap)), Divergences(head))
 
 
 class VocabParallelHead(torch.nn.Module):
