@@ -299,7 +299,7 @@ static ridge_status forgets_the_slices(const faulty_run *r)
 {
     ridge_call other = *r->call;
 
-    other.arg[RIDGE_DIVERGENCE_LSE].dtype = other.arg[RIDGE_DIVERGENCE_TEACHER_LSE].dtype = RIDGE_NONE;
+    other.arg[RIDGE_DIVERGENCE_LSE] = other.arg[RIDGE_DIVERGENCE_TEACHER_LSE] = (ridge_operand){0};
     return fault_run_changed(r, &other);
 }
 
