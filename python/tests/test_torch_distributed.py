@@ -215,6 +215,22 @@ def check_distillation_is_one_process_s(rank, n):
         D.linear_distill(x, mine(w, rank, n), tx, mine(tw, rank, n), group=dist.group.WORLD, beta=2)
 
 
+def check_divergences_at_ids_are_one_process_s(rank, n):
+    x, w, _ = problem(22, 203)
+    ids = torch.stack([torch.randperm(203)[:6] for _ in range(22)])
+    logq = torch.randn(22, 203).log_softmax(-1).gather(1, ids)
+    for name, more in (("linear_kl", dict(reverse=True)), ("linear_kl", dict(tail=True)), ("linear_jsd", dict(beta=0.3, tail=True))):
+        one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
+        want = getattr(R, name)(one, w, logq, ids, temperature=1.2, **more)
+        got = getattr(D, name)(two, mine(w, rank, n), logq, ids, group=dist.group.WORLD, temperature=1.2, **more)
+        near(got.detach(), want.detach(), 1e-5)
+        same_on_all(got)
+        up = torch.randn(22)
+        want.backward(up)
+        got.backward(up)
+        near(two.grad, one.grad, 1e-4)
+
+
 @contextlib.contextmanager
 def pieces_of(rows):
     """linear_distill in chunks of so many rows."""

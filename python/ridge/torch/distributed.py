@@ -39,7 +39,7 @@ from ._sliced import sample as sample_of_slices
 from ._sliced import topk as top_of_slices
 from .nn import Fp8Linear
 
-__all__ = ["Fp8ColwiseParallel", "Fp8RowwiseParallel", "PeerError", "VocabParallelHead", "copy_engine", "gather_fp8", "linear_cross_entropy", "linear_distill",
+__all__ = ["Fp8ColwiseParallel", "Fp8RowwiseParallel", "PeerError", "VocabParallelHead", "copy_engine", "gather_fp8", "linear_cross_entropy", "linear_distill", "linear_jsd", "linear_kl",
            "linear_logprobs", "linear_sample", "linear_topk", "ordered_reduce"]
 _on_tensors = Arrays()
 _MESSAGE = 2048  # bytes of what a rank says of its call
@@ -489,6 +489,25 @@ def linear_sample(input: Tensor, weight: Tensor, seed: Tensor, counter: Optional
     with torch.no_grad():
         head = _head("linear_sample", input, weight, _kept(input, mask), linear_bias, group, -1, softcap, temperature)
         return tuple(t.view(input.shape[:-1]) for t in sample_of_slices(head, *_pair(input.shape[:-1], seed, counter)))
+
+
+def linear_kl(input: Tensor, weight: Tensor, teacher_logprob: Tensor, ids: Tensor, linear_bias: Optional[Tensor] = None,
+              ignore_index: int = -100, *, group: Any = None, reverse: bool = False, tail: bool = False, softcap: float = 0.0,
+              temperature: float = 1.0) -> Tensor:
+    """ridge.torch.linear_kl of such a weight, by linear_logprobs: the same on every rank."""
+    ops.numbers_only(reverse=reverse)
+    return _distill.kl(*_distill.both("linear_kl", functools.partial(linear_logprobs, group=group), input, weight, teacher_logprob,
+                                      ids, linear_bias, ignore_index, tail, softcap, temperature), bool(reverse))
+
+
+def linear_jsd(input: Tensor, weight: Tensor, teacher_logprob: Tensor, ids: Tensor, linear_bias: Optional[Tensor] = None,
+               ignore_index: int = -100, *, group: Any = None, beta: float = 0.5, tail: bool = False, softcap: float = 0.0,
+               temperature: float = 1.0) -> Tensor:
+    """ridge.torch.linear_jsd of such a weight, by linear_logprobs: the same on every rank."""
+    if not 0 < ops.real("beta", beta) < 1:
+        raise ArgumentError(f"beta is {beta}, not between 0 and 1: the ends are linear_kl's two forms")
+    return _distill.jsd(*_distill.both("linear_jsd", functools.partial(linear_logprobs, group=group), input, weight,
+                                       teacher_logprob, ids, linear_bias, ignore_index, tail, softcap, temperature), float(beta))
 
 
 @torch.compiler.disable
