@@ -100,7 +100,8 @@ def _distilled(x, weight, bias, teacher, teacher_weight, teacher_bias, keep, div
     # f16 would lose small ones to the divisor; a sum of several chunks is f32
     dtype, left = (x.dtype if x.dtype in (torch.bfloat16, torch.float16) else torch.float32), x.dtype == torch.float16
     scale = keep if left else keep / divisor
-    dx_dtype, dw_dtype = (dtype if fits and not left else torch.float32 for fits in (ranks is None, rows <= each))
+    dx_dtype, dw_dtype = (dtype if fits and not left else torch.float32
+                          for fits in (ranks is None, rows <= each and weight.dtype == dtype))
     dx = torch.empty(x.shape, dtype=dx_dtype, device=x.device) if want[0] else None
     dw = (torch.empty if rows else torch.zeros)(weight.shape, dtype=dw_dtype, device=x.device) if want[1] else None
     db = torch.zeros(weight.shape[:1], dtype=torch.float32, device=x.device) if want[2] else None
