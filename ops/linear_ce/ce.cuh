@@ -127,7 +127,7 @@ ridge_status ce_ids_prepare(const ridge_device *device);
 /* top.cu, nothing without option topk or sample_id: the best of a block of logits to the list of part 0 of its rows,
  * and to their draw; the outputs of option topk of listed rows [begin, begin + rows) from their lists and sums. rows is
  * at most CE_TOP_ROWS. */
-enum { CE_TOP_ROWS = 4096, CE_TOP_LIST = 512, CE_TOP_BINS = 32 };
+enum { CE_TOP_ROWS = 2048, CE_TOP_LIST = 512, CE_TOP_BINS = 32 };
 static inline bool ce_wants_top(const ridge_problem *problem)
 {
     return problem->op == RIDGE_LINEAR_CE_EVAL && problem->dtype[RIDGE_LINEAR_CE_TOP_ID] != RIDGE_NONE;
