@@ -224,8 +224,9 @@ typedef struct lm_layer {
     float *sinks, *out_bias, *router_bias, *gate_bias, *up_bias, *down_bias;               /* gpt-oss */
     lm_matrix qkv[3];              /* q, k, v: those of one format together, one after the other; of no rows: no more */
     lm_matrix out, gate, up, down; /* of experts: all of them, one after the other, their rows packed */
-    void *router;                  /* bf16 [experts, hidden] */
-    int64_t window;                /* 0: all */
+    void *router;                  /* bf16 or f32 [experts, hidden] */
+    ridge_dtype router_dtype;
+    int64_t window; /* 0: all */
     double *freqs;
     float mscale;
 } lm_layer;

@@ -166,6 +166,7 @@ static ridge_status experts(const maker *m, ridge_dtype down, lm_layer *to)
     }
     m->lm->step_bytes = before + (m->lm->step_bytes - before) / c->experts * c->used + router;
     m->lm->weight_bytes += router;
+    to->router_dtype = RIDGE_BF16;
     TRY(lm_take(m->lm, router, &to->router));
     return m->lm->backend->upload(m->lm->state, to->router, m->router, router);
 }

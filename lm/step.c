@@ -255,8 +255,9 @@ static ridge_status experts(const work *w, const lm_layer *l, int64_t first, int
     const lm_batch *b = w->b;
     const lm_config *c = &b->lm->config;
     const ridge_tensor mid = ridge_scaled(b->mid, RIDGE_I8, b->mid_scales, RIDGE_SCALING_ROW32);
-    ridge_call call = ridge_moe_down(n, c->hidden, c->experts, 1, 1, f32(b->normed + first * c->hidden),
-                                     ridge_matrix(l->router, RIDGE_BF16), b->lm->zeros, b->lm->ones, f32(b->route));
+    ridge_call call =
+        ridge_moe_down(n, c->hidden, c->experts, 1, 1, f32(b->normed + first * c->hidden),
+                       ridge_matrix(l->router, l->router_dtype), b->lm->zeros, b->lm->ones, f32(b->route));
 
     LM_TRY(weights_call(w, &call)); /* the router is the matrix of an only expert */
     call = ridge_moe_route(n, c->experts, c->used, f32(b->route), b->ids, b->route_weights);

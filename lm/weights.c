@@ -205,7 +205,21 @@ static ridge_status load_oss(lm_loader *l, int64_t i, lm_layer *to)
     return expert_biases(l, i, "ffn_down_exps.bias", c->hidden, &to->down_bias);
 }
 
-/* The router's weights as bf16, as which models are trained: a file has them as f32. */
+/* Whether all values are bf16's: the low half of the bits is zero. */
+static bool is_bf16(const float *values, int64_t count)
+{
+    uint32_t low = 0;
+
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+
+        memcpy(&bits, values + i, sizeof bits);
+        low |= bits & 0xffff;
+    }
+    return low == 0;
+}
+
+/* The router's weights: f32, as a file has them, or bf16 where that is the same, as it is if a model was trained so. */
 static ridge_status load_router(lm_loader *l, int64_t i, lm_layer *to)
 {
     const lm_config *c = &l->lm->config;
@@ -217,6 +231,7 @@ static ridge_status load_router(lm_loader *l, int64_t i, lm_layer *to)
     char full[64];
     float *values;
     void *raw, *bf16;
+    bool half;
 
     TRY(find(l, in_layer(full, sizeof full, i, "ffn_gate_inp.weight"), c->experts, c->hidden, true, false, &e));
     values = malloc((size_t)(6 * count + e->bytes));
@@ -226,11 +241,15 @@ static ridge_status load_router(lm_loader *l, int64_t i, lm_layer *to)
     raw = (char *)bf16 + 2 * count;
     status = lm_io_failed(ridge_file_read(l->lm->file, e, 0, raw, e->bytes));
     status = status ? status : lm_io_failed(ridge_dequantize(e->type, raw, count, values));
+    half = !status && is_bf16(values, count);
+    to->router_dtype = half ? RIDGE_BF16 : RIDGE_F32;
     call = ridge_multiply(c->experts, c->hidden, ridge_matrix(values, RIDGE_F32), &one, ridge_matrix(bf16, RIDGE_BF16));
     status = status ? status : lm_ridge_failed(ridge_run(l->lm->cpu, &call, NULL, 0, NULL));
-    status = status ? status : lm_take(l->lm, 2 * count, &to->router);
-    status = status ? status : l->lm->backend->upload(l->lm->state, to->router, bf16, 2 * count);
-    l->lm->step_bytes += 2 * count;
+    status = status ? status : lm_take(l->lm, (half ? 2 : 4) * count, &to->router);
+    status =
+        status ? status
+               : l->lm->backend->upload(l->lm->state, to->router, half ? bf16 : (void *)values, (half ? 2 : 4) * count);
+    l->lm->step_bytes += (half ? 2 : 4) * count;
     free(values);
     return status;
 }

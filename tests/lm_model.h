@@ -349,6 +349,14 @@ static inline void lm_fill(lm_writer *m)
         for (int64_t j = 0; j < count; j++)
             values[j] = lm_random(&m->state) * (cols ? 0.25f : 0.5f) + (is_norm ? 1.0f : 0.0f);
         lm_must(count <= (int64_t)(sizeof values / sizeof values[0]), "room for a tensor");
+        /* a router beside block formats has bf16's values, as real models have; elsewhere it needs f32 */
+        for (int64_t j = 0; j < count && m->form && strstr(m->tensor[i].name, "gate_inp.weight"); j++) {
+            uint32_t bits;
+
+            memcpy(&bits, values + j, sizeof bits);
+            bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+            memcpy(values + j, &bits, sizeof bits);
+        }
         if (cols && type != RIDGE_TYPE_Q8_0) {
             lm_must(ridge_quantize(type, values, count, blocks) == RIDGE_OK, "quantise");
         } else if (cols) {

@@ -43,10 +43,8 @@ class Model:
             other = t.name.replace("ffn_gate", "ffn_up") if "ffn_gate" in t.name else t.name.replace("ffn_up", "ffn_gate")
             kept = types[t.name] in KEPT and types.get(other, types[t.name]) == types[t.name]  # gate and up are of one format
             values = gguf.quants.dequantize(t.data, t.tensor_type)
-            if "ffn_gate_inp.weight" in t.name:  # bf16
-                bits = values.astype(np.float32).view(np.uint32)
-                values = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-            elif len(t.shape) == 2 and "bias" not in t.name and t.name != "token_embd.weight" and not kept:
+            exact = "bias" in t.name or "ffn_gate_inp" in t.name or t.name == "token_embd.weight"
+            if len(t.shape) == 2 and not exact and not kept:
                 codes = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
                 values = gguf.quants.dequantize(codes, gguf.GGMLQuantizationType.Q8_0)
             self.tensors[t.name] = np.asarray(values, dtype=np.float64)

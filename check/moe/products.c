@@ -19,6 +19,9 @@ static const char *const gate_up_forms[] = {
     "x=bf16 w=bf16 out=i8 limit=10 gate_bias=1",
     "x=bf16 w=e4m3 out=bf16",
     "x=f32 w=e4m3 out=i8 act=relu2",
+    "x=bf16 w=bf16 out=f32 limit=10 gate_bias=1 up_bias=1",
+    "x=f32 w=f32 out=i8 gate_bias=1",
+    "x=bf16 w=f32 out=bf16",
 };
 static const char *const down_forms[] = {
     "x=i8 w=i8 out=f32",
@@ -28,6 +31,9 @@ static const char *const down_forms[] = {
     "x=bf16 w=bf16 out=bf16 shared=bf16",
     "x=f32 w=e4m3 out=bf16 bias=1 residual=bf16",
     "x=bf16 w=e4m3 out=f32 shared=f32",
+    "x=bf16 w=bf16 out=f32 bias=1 residual=f32",
+    "x=f32 w=f32 out=f32 shared=f32",
+    "x=bf16 w=f32 out=bf16 bias=1",
 };
 
 /* Variants of the ids (family.c). */
@@ -53,6 +59,7 @@ static void block_cases(const ridge_op_row *op, case_level level, case_list *lis
         {"tokens=3 rows=32 experts=2 slots=5", 256, 96, {.fill = FILL_NORMAL, .variant = NONE}},
         {"tokens=6 rows=128 experts=8 slots=4", 512, 512, {.fill = FILL_NORMAL, .repeats = 50}},
         {"tokens=1 rows=32 experts=2 slots=3", 0, 0, {.fill = FILL_NORMAL}},
+        {"tokens=6 rows=96 experts=40 slots=5", 1280, 1184, {.fill = FILL_NORMAL, .slices = true}},
     };
     static const char *const gate_up[] = {"f32", "i8 limit=10 alpha=1.702 up_offset=1 gate_bias=1 up_bias=1", "bf16"};
     static const char *const down[] = {"f32 shared=f32 residual=bf16", "f32 bias=1 residual=f32", "bf16 shared=bf16"};
@@ -82,7 +89,7 @@ static void block_cases(const ridge_op_row *op, case_level level, case_list *lis
 /* Of an only expert. */
 static void only_cases(const ridge_op_row *op, case_list *list)
 {
-    /* An only expert in bf16, as a router: columns in one piece of 4096, and in two. */
+    /* An only expert in bf16 or f32, as a router: columns in one piece of 4096, and in two. */
     static const struct {
         const char *text;
         test_case layout;
@@ -96,6 +103,12 @@ static void only_cases(const ridge_op_row *op, case_list *list)
         {"tokens=16 cols=7168 rows=3 experts=1 slots=1 x=bf16 w=bf16 out=f32", {.fill = FILL_NORMAL, .slices = true}},
         {"tokens=1 cols=512 rows=64 experts=1 slots=1 x=f32 w=bf16 out=f32", {.fill = FILL_UNIT}},
         {"tokens=2 cols=1056 rows=96 experts=1 slots=1 x=bf16 w=bf16 out=bf16", {.fill = FILL_NORMAL}},
+        {"tokens=1 cols=4096 rows=33 experts=1 slots=1 x=f32 w=f32 out=f32",
+         {.fill = FILL_NORMAL, .variant = ONE_EXPERT}},
+        {"tokens=16 cols=4192 rows=7 experts=1 slots=1 x=bf16 w=f32 out=f32 bias=1 shared=f32",
+         {.fill = FILL_NORMAL, .slices = true, .pad = 8}},
+        {"tokens=3 cols=9248 rows=4 experts=1 slots=1 x=f32 w=f32 out=bf16 residual=bf16",
+         {.fill = FILL_EDGE, .slices = true, .repeats = 50}},
     };
     /* Of both ops: a layer's matrix as an only expert, every number of tokens that kernels take at once and what is
      * left, rows that are no multiple of any tile, x in one chunk of shared memory and in several. */
@@ -118,6 +131,32 @@ static void only_cases(const ridge_op_row *op, case_list *list)
         cases_add(list, op, dense[i].text, dense[i].layout);
     for (int i = 0; op->id == RIDGE_MOE_DOWN && i < (int)(sizeof only / sizeof only[0]); i++)
         cases_add(list, op, only[i].text, only[i].layout);
+}
+
+/* Experts in bf16 and e4m3 with so many rows that a multiprocessor has several tiles, and a batch of them. */
+static void float_cases(const ridge_op_row *op, case_list *list)
+{
+    static const struct {
+        const char *dims;
+        test_case layout;
+    } shape[] = {
+        {"tokens=1 cols=288 rows=3301 experts=9 slots=8", {.fill = FILL_NORMAL, .variant = ALL_DIFFERENT}},
+        {"tokens=1 cols=2080 rows=1100 experts=3 slots=3", {.fill = FILL_NORMAL}},
+        {"tokens=3 cols=544 rows=1102 experts=5 slots=6", {.fill = FILL_NORMAL, .slices = true, .pad = 8}},
+        {"tokens=16 cols=256 rows=533 experts=3 slots=2", {.fill = FILL_NORMAL, .slices = true, .repeats = 50}},
+        {"tokens=9 cols=96 rows=2180 experts=40 slots=3", {.fill = FILL_EDGE}},
+        {"tokens=2 cols=1312 rows=1060 experts=4 slots=5", {.fill = FILL_NORMAL, .variant = NONE}},
+    };
+    static const char *const form[2][2] = {
+        {"x=bf16 w=bf16 out=bf16", "x=bf16 w=e4m3 out=f32 gate_bias=1 limit=7"},
+        {"x=bf16 w=bf16 out=f32 bias=1", "x=bf16 w=e4m3 out=bf16 shared=f32 residual=bf16"}};
+    char text[256];
+
+    for (int i = 0; i < (int)(sizeof shape / sizeof shape[0]); i++)
+        for (int f = 0; f < 2; f++) {
+            snprintf(text, sizeof text, "%s %s", shape[i].dims, form[op->id == RIDGE_MOE_DOWN][f]);
+            cases_add(list, op, text, shape[i].layout);
+        }
 }
 
 void cases_moe_products(const ridge_op_row *op, case_level level, case_list *list)
@@ -150,7 +189,7 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
     char text[256];
 
     for (int i = 0; i < (int)(sizeof shape / sizeof shape[0]); i++)
-        for (int f = 0; f < 7; f++) {
+        for (int f = 0; f < 10; f++) {
             if (level == CASES_QUICK && (i + f) % 3)
                 continue;
             snprintf(text, sizeof text, "%s %s", shape[i].dims, form[f]);
@@ -162,6 +201,7 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
             cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = true, .pad = i});
         }
     only_cases(op, list);
+    float_cases(op, list);
     block_cases(op, level, list);
 }
 
@@ -214,7 +254,7 @@ static estimate product(const oracle_run *s, int arg, int64_t e, int64_t r, int6
         return block_product(s, arg, e, r, t, x0);
     for (int64_t b = 0; b * block < cols; b++) {
         const int64_t scale = form == RIDGE_I8 ? r * (cols / 32) + b : r / 128 * ((cols + 127) / 128) + b;
-        const double ws = form == RIDGE_BF16 ? 1 : oracle_in(s, arg + 1, e, scale);
+        const double ws = form == RIDGE_BF16 || form == RIDGE_F32 ? 1 : oracle_in(s, arg + 1, e, scale);
         const double xs = form == RIDGE_I8 ? oracle_in(s, 1, t, x0 / 32 + b) : 1;
         double dot = 0, all = 0;
 

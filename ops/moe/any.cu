@@ -61,7 +61,14 @@ static __device__ __forceinline__ float dot_codes(const moe_args &p, const moe_w
 /* 8 weights. */
 template <int FORM> static __device__ __forceinline__ void load_weights(const char *from, bool vector, float *v)
 {
-    if (FORM == RIDGE_BF16 && vector) {
+    if (FORM == RIDGE_F32 && vector) {
+        num_unpack<RIDGE_F32>(ptx_load_stream(from), v);
+        num_unpack<RIDGE_F32>(ptx_load_stream(from + 16), v + 4);
+    } else if (FORM == RIDGE_F32) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = num_load<RIDGE_F32>(from, i);
+    } else if (FORM == RIDGE_BF16 && vector) {
         num_unpack<RIDGE_BF16>(ptx_load_stream(from), v);
     } else if (FORM == RIDGE_BF16) {
 #pragma unroll
@@ -101,13 +108,13 @@ static __device__ __forceinline__ void dot_floats(const any_args &a, const moe_w
                                                   int64_t at, float *y)
 {
     const moe_args &p = a.p;
-    const int size = FORM == RIDGE_BF16 ? 2 : 1;
+    const int size = FORM == RIDGE_F32 ? 4 : FORM == RIDGE_BF16 ? 2 : 1;
     const int64_t last = p.rows - 1 - row, blocks = (p.cols + 127) / 128;
     const char *codes = w.data + e * w.stride + row * p.cols * size;
     const float *scales = (const float *)(w.scales + e * w.scales_stride);
     float chain[ROWS][8] = {};
 
-#pragma unroll 2
+#pragma unroll(FORM == RIDGE_F32 ? 1 : 2) /* or registers spill on sm_120 */
     for (int64_t c = threadIdx.x % 32 * 8; c < p.cols; c += MOE_CHAINS) {
         float x[8];
 
@@ -171,8 +178,8 @@ static __global__ void __launch_bounds__(THREADS) moe_any_gate_up(const __grid_c
     bool known;
     int e;
 
-    ptx_launch_dependents();
     ptx_grid_dependency_wait();
+    ptx_launch_dependents();
     e = p.ids[token * p.ids_stride + slot];
     known = e >= 0 && e < p.experts;
     if (known && row < p.rows) {
@@ -219,14 +226,15 @@ template <int FORM> static __global__ void __launch_bounds__(THREADS) moe_any_do
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[6] = {
+static const void *const functions[8] = {
     (const void *)moe_any_gate_up<RIDGE_I8>,   (const void *)moe_any_gate_up<RIDGE_BF16>,
-    (const void *)moe_any_gate_up<RIDGE_E4M3>, (const void *)moe_any_down<RIDGE_I8>,
-    (const void *)moe_any_down<RIDGE_BF16>,    (const void *)moe_any_down<RIDGE_E4M3>};
+    (const void *)moe_any_gate_up<RIDGE_E4M3>, (const void *)moe_any_gate_up<RIDGE_F32>,
+    (const void *)moe_any_down<RIDGE_I8>,      (const void *)moe_any_down<RIDGE_BF16>,
+    (const void *)moe_any_down<RIDGE_E4M3>,    (const void *)moe_any_down<RIDGE_F32>};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_load(device, functions, 6, "moe: loading kernels");
+    return host_load(device, functions, 8, "moe: loading kernels");
 }
 
 ridge_status moe_launch_any(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
@@ -238,11 +246,11 @@ ridge_status moe_launch_any(const ridge_device *device, const ridge_kernel *kern
 
     a.p = moe_args_of(&bound->call);
     a.vector = bound->problem.align >= 4;
-    form = a.p.form == RIDGE_I8 ? 0 : a.p.form == RIDGE_BF16 ? 1 : 2;
+    form = a.p.form == RIDGE_I8 ? 0 : a.p.form == RIDGE_BF16 ? 1 : a.p.form == RIDGE_E4M3 ? 2 : 3;
     blocks = ridge_ceil_div(a.p.rows, a.p.down ? ROWS : WARPS * ROWS);
     if (a.p.tokens == 0 || a.p.rows == 0)
         return RIDGE_OK;
-    return host_launch(device, kernel->name, functions[3 * a.p.down + form],
+    return host_launch(device, kernel->name, functions[4 * a.p.down + form],
                        dim3((unsigned)blocks, (unsigned)(a.p.tokens * (a.p.down ? 1 : a.p.slots))), THREADS, &a,
                        stream);
 }
@@ -256,7 +264,7 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    const double size = problem->dtype[2] == RIDGE_BF16 ? 2 : 1, products = problem->op == RIDGE_MOE_DOWN ? 1 : 2;
+    const double size = moe_weight_size((int)problem->dtype[2]), products = problem->op == RIDGE_MOE_DOWN ? 1 : 2;
 
     return 4 + (double)problem->dim[0] * (double)problem->dim[1] * (double)problem->dim[2] * (double)problem->dim[4] *
                    products * size * 1.8e-3 / device->copy_gbps;

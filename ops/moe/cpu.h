@@ -14,7 +14,7 @@ void ridge_cpu_moe_store_sum(const moe_args *a, int64_t t, int64_t r, float sum)
 
 /* Sum of the products of a row with x, by chains; cols is a multiple of 32. Of bf16 (scales NULL), or of e4m3 with a
  * scale for every 128 columns. */
-typedef float moe_dot(const void *row, const float *scales, const float *x, int64_t cols);
+typedef float moe_dot(int form, const void *row, const float *scales, const float *x, int64_t cols);
 
 #if defined(__x86_64__)
 moe_dot ridge_cpu_moe_dot_avx2, ridge_cpu_moe_dot_avx512;

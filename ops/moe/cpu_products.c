@@ -43,15 +43,16 @@ static float dot_blocks(const moe_args *a, const moe_weight *w, int32_t e, int64
 /* The same with floats. */
 static float dot_floats(const moe_args *a, const moe_weight *w, int32_t e, int64_t r, int64_t at)
 {
-    const char *row = w->data + e * w->stride + r * a->cols * (a->form == RIDGE_BF16 ? 2 : 1);
+    const char *row = w->data + e * w->stride + r * a->cols * moe_weight_size(a->form);
     const float *scales = a->form == RIDGE_E4M3 ? (const float *)(const void *)(w->scales + e * w->scales_stride) +
                                                       r / 128 * ridge_ceil_div(a->cols, 128)
                                                 : NULL;
     float chain[MOE_CHAINS] = {0};
 
     for (int64_t j = 0; j < a->cols; j++) {
-        const float v = a->form == RIDGE_BF16 ? ridge_f32_from_bf16(((const uint16_t *)(const void *)row)[j])
-                                              : ridge_f32_from_fp8((uint8_t)row[j], 0);
+        const float v = a->form == RIDGE_F32    ? ((const float *)(const void *)row)[j]
+                        : a->form == RIDGE_BF16 ? ridge_f32_from_bf16(((const uint16_t *)(const void *)row)[j])
+                                                : ridge_f32_from_fp8((uint8_t)row[j], 0);
         const float x = a->x_bf16 ? ridge_f32_from_bf16(((const uint16_t *)(const void *)a->x)[at + j])
                                   : ((const float *)(const void *)a->x)[at + j];
 

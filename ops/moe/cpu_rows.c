@@ -192,7 +192,7 @@ static void dots_of_floats(const work *w, int64_t e, int which, int64_t row, int
 {
     const moe_args *a = &w->a;
     const moe_weight *m = &a->weight[which];
-    const int64_t expert = w->list[e].expert, size = a->form == RIDGE_BF16 ? 2 : 1;
+    const int64_t expert = w->list[e].expert, size = moe_weight_size(a->form);
     const char *rows = m->data + expert * m->stride + row * a->cols * size;
     const float *x = (const float *)(const void *)prepared_of(w, e, (size_t)a->cols * sizeof *x), *scales = NULL;
 
@@ -201,7 +201,7 @@ static void dots_of_floats(const work *w, int64_t e, int which, int64_t row, int
                  row / 128 * ridge_ceil_div(a->cols, 128);
     for (int i = 0; i < count; i++)
         for (int column = 0; column < w->list[e].count; column++)
-            y[i][column] = w->set.floats(rows + i * a->cols * size, scales, x + column * a->cols, a->cols);
+            y[i][column] = w->set.floats(a->form, rows + i * a->cols * size, scales, x + column * a->cols, a->cols);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- parts

@@ -7,10 +7,11 @@
 #define F32 (1u << RIDGE_F32)
 #define X_DTYPES (1u << RIDGE_F32 | 1u << RIDGE_BF16 | 1u << RIDGE_I8)
 #define TILES (((1u << RIDGE_DTYPES) - 1) & ~((1u << RIDGE_Q4_0) - 1))
-#define W_DTYPES (1u << RIDGE_I8 | 1u << RIDGE_BF16 | 1u << RIDGE_E4M3 | TILES)
-#define BOUND                                                                                                       \
-    "i8: as q8_0_matmul; block formats: as block_matmul; bf16, e4m3: (cols/256 + 10) units of 2^-24 of the sum of " \
-    "|terms|, e4m3 with x * scale "                                                                                 \
+#define W_DTYPES (F32 | 1u << RIDGE_I8 | 1u << RIDGE_BF16 | 1u << RIDGE_E4M3 | TILES)
+#define BOUND                                                                                                         \
+    "i8: as q8_0_matmul; block formats: as block_matmul; f32, bf16, e4m3: (cols/256 + 10) units of 2^-24 of the sum " \
+    "of "                                                                                                             \
+    "|terms|, e4m3 with x * scale "                                                                                   \
     "rounded; "
 
 /* dim: tokens, cols, rows, experts, slots */
@@ -78,7 +79,8 @@ static const char *products_rule(const ridge_call *call)
         return codes ? "operand x_scales is NULL, x is i8" : "operand x_scales must be absent, x is not i8";
     for (int arg = 2; arg < (call->op == RIDGE_MOE_DOWN ? 3 : 6); arg += 2) {
         if (call->arg[arg + 1].dtype != scale_dtype(call->arg[arg].dtype))
-            return "the scales of the weights are f16 with i8, f32 with e4m3, and absent with bf16 and block formats";
+            return "the scales of the weights are f16 with i8, f32 with e4m3, and absent with f32, bf16 and block "
+                   "formats";
         if (scale_dtype(call->arg[arg].dtype) && !ridge_has(call, arg + 1))
             return "the scales of the weights are NULL";
     }

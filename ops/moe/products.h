@@ -28,6 +28,12 @@ static inline bool moe_is_tiles(uint32_t dtype)
     return dtype >= RIDGE_Q4_0 && dtype < RIDGE_DTYPES;
 }
 
+/* Bytes of a weight of floats or e4m3. */
+static inline int moe_weight_size(int form)
+{
+    return form == RIDGE_F32 ? 4 : form == RIDGE_BF16 ? 2 : 1;
+}
+
 /* Weights of codes, whose x is codes too. */
 static inline bool moe_is_codes(uint32_t dtype)
 {

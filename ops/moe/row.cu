@@ -1,19 +1,44 @@
-/* row.cu: moe_down of an only expert in bf16, which is how a router's logits are computed: a CTA of two warps a row.
- * Thread i has the chains 4 i .. 4 i + 3 of the row (products.h). Its weights, up to 4096 columns, are requested at
- * once, before the wait if they are constant, and kept for all tokens; x goes through shared memory, so that all of it
- * is requested at once too. Behind the last column weights and x are zeros: they turn a chain of -0 into +0 at most,
+/* row.cu: moe_down of an only expert in f32 or bf16, which is how a router's logits are computed: a CTA of two warps a
+ * row. Thread i has the chains 4 i .. 4 i + 3 of the row (products.h). Its weights, up to 4096 columns, are requested
+ * at once, before the wait if they are constant, and kept for all tokens; x goes through shared memory, so that all of
+ * it is requested at once too. Behind the last column weights and x are zeros: they turn a chain of -0 into +0 at most,
  * which the sum over the slot, from +0, would do. */
 #include "args.cuh"
 #include "cuda/mma.cuh"
 
 enum { OWN = 4, THREADS = MOE_CHAINS / OWN, STEPS = 16, COLUMNS = STEPS * MOE_CHAINS };
 
+/* Four weights: of bf16, of f32. */
+static __device__ __forceinline__ void load_word(const char *from, uint2 *to)
+{
+    *to = ptx_load8(from);
+}
+
+static __device__ __forceinline__ void load_word(const char *from, uint4 *to)
+{
+    *to = ptx_load_stream(from);
+}
+
+static __device__ __forceinline__ void unpack_word(uint2 w, float *v)
+{
+    num_unpack2<RIDGE_BF16>(w.x, v, v + 1);
+    num_unpack2<RIDGE_BF16>(w.y, v + 2, v + 3);
+}
+
+static __device__ __forceinline__ void unpack_word(uint4 w, float *v)
+{
+    num_unpack<RIDGE_F32>(w, v);
+}
+
 /* Weights of the k steps first .. first + 15 of this thread. */
-static __device__ __forceinline__ void load_codes(const char *from, int first, int steps, uint2 *code)
+template <class W> static __device__ __forceinline__ void load_codes(const char *from, int first, int steps, W *code)
 {
 #pragma unroll
-    for (int s = 0; s < STEPS; s++)
-        code[s] = first + s < steps ? ptx_load8(from + (int64_t)(first + s) * (2 * MOE_CHAINS)) : make_uint2(0, 0);
+    for (int s = 0; s < STEPS; s++) {
+        code[s] = {};
+        if (first + s < steps)
+            load_word(from + (int64_t)(first + s) * (MOE_CHAINS / OWN * (int)sizeof(W)), &code[s]);
+    }
 }
 
 /* 4096 columns of x to shared memory, with as many bytes in memory as are left. */
@@ -26,7 +51,7 @@ static __device__ __forceinline__ void copy_x(const char *from, int64_t left, in
     __syncthreads(); /* the copies of all threads are there before they are read */
 }
 
-template <int X> static __global__ void __launch_bounds__(THREADS) moe_row(const __grid_constant__ moe_args p)
+template <class W, int X> static __global__ void __launch_bounds__(THREADS) moe_row(const __grid_constant__ moe_args p)
 {
     enum { SIZE = X == RIDGE_BF16 ? 2 : 4 };
     __shared__ __align__(16) char x[COLUMNS * SIZE];
@@ -35,8 +60,8 @@ template <int X> static __global__ void __launch_bounds__(THREADS) moe_row(const
     const int steps = ((int)p.cols - first_column + MOE_CHAINS - 1) / MOE_CHAINS; /* with columns of this thread */
     const int all = ((int)p.cols + MOE_CHAINS - 1) / MOE_CHAINS;
     const int64_t row = blockIdx.x;
-    const char *const from = p.weight[0].data + (row * p.cols + first_column) * 2;
-    uint2 code[STEPS];
+    const char *const from = p.weight[0].data + (row * p.cols + first_column) * ((int)sizeof(W) / OWN);
+    W code[STEPS];
 
     ptx_launch_dependents();
     if (!p.weights_const)
@@ -62,16 +87,11 @@ template <int X> static __global__ void __launch_bounds__(THREADS) moe_row(const
                 const char *const at = x + (s * MOE_CHAINS + first_column) * SIZE;
                 float w[OWN], v[OWN];
 
-                num_unpack2<RIDGE_BF16>(code[s].x, w, w + 1);
-                num_unpack2<RIDGE_BF16>(code[s].y, w + 2, w + 3);
-                if (X == RIDGE_BF16) {
-                    const uint2 two = *(const uint2 *)at;
-
-                    num_unpack2<RIDGE_BF16>(two.x, v, v + 1);
-                    num_unpack2<RIDGE_BF16>(two.y, v + 2, v + 3);
-                } else {
-                    num_unpack<RIDGE_F32>(*(const uint4 *)at, v);
-                }
+                unpack_word(code[s], w);
+                if (X == RIDGE_BF16)
+                    unpack_word(*(const uint2 *)at, v);
+                else
+                    unpack_word(*(const uint4 *)at, v);
 #pragma unroll
                 for (int i = 0; i < OWN; i++)
                     chain[i] = __fmaf_rn(w[i], v[i], chain[i]);
@@ -93,11 +113,14 @@ template <int X> static __global__ void __launch_bounds__(THREADS) moe_row(const
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[2] = {(const void *)moe_row<RIDGE_F32>, (const void *)moe_row<RIDGE_BF16>};
+/* By weights, x. */
+static const void *const functions[4] = {
+    (const void *)moe_row<uint4, RIDGE_F32>, (const void *)moe_row<uint4, RIDGE_BF16>,
+    (const void *)moe_row<uint2, RIDGE_F32>, (const void *)moe_row<uint2, RIDGE_BF16>};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_load(device, functions, 2, "moe_down: loading kernels");
+    return host_load(device, functions, 4, "moe_down: loading kernels");
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
@@ -107,13 +130,14 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
     if (p.tokens == 0 || p.rows == 0)
         return RIDGE_OK;
-    return host_launch(device, kernel->name, functions[p.x_bf16], dim3((unsigned)p.rows), THREADS, &p, stream);
+    return host_launch(device, kernel->name, functions[2 * (p.form == RIDGE_BF16) + p.x_bf16], dim3((unsigned)p.rows),
+                       THREADS, &p, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
 {
-    if (problem->dtype[2] != RIDGE_BF16)
-        return "weights are not bf16";
+    if (problem->dtype[2] != RIDGE_BF16 && problem->dtype[2] != RIDGE_F32)
+        return "weights are not f32 or bf16";
     if (problem->dim[3] != 1 || problem->dim[4] != 1)
         return "more than one expert or slot";
     if (problem->align < 4)
@@ -124,7 +148,8 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 /* A launch, the weights, and x of each token again for every row. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    return 2 + (double)problem->dim[1] * (double)problem->dim[2] * (2.6 + 0.5 * (double)problem->dim[0]) * 1e-3 /
+    return 2 + (double)problem->dim[1] * (double)problem->dim[2] *
+                   (1.3 * moe_weight_size((int)problem->dtype[2]) + 0.5 * (double)problem->dim[0]) * 1e-3 /
                    device->copy_gbps;
 }
 
