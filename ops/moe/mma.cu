@@ -270,8 +270,8 @@ template <int DOWN> static __global__ void __launch_bounds__(THREADS, 1) moe_mma
     step_regs<DOWN> w[DEPTH];
     int tiles, items, stage = 0, count = 0;
 
-    ptx_launch_dependents();
     ptx_grid_dependency_wait();
+    ptx_launch_dependents(); /* not before: down then finds ids that are written (ops/blocks/experts.cuh) */
     moe_make_list(a.p, list, MOE_COLUMNS);
     tiles = tiles_of<DOWN>(a, list);
     items = items_of<DOWN>(list);
