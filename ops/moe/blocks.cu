@@ -12,6 +12,15 @@ typedef struct expert_plan {
     int64_t bytes;
 } expert_plan;
 
+/* Pairs of an entry: a product of eight costs as much as two of one, and there are fewer than two pairs to an expert.
+ * (Of many pairs the results would take much of shared memory.) */
+static int columns_of(const ridge_problem *problem)
+{
+    const int64_t pairs = problem->dim[0] * problem->dim[4];
+
+    return problem->dim[0] == 1 || (pairs <= problem->dim[3] && pairs <= 128) ? 1 : MOE_COLUMNS;
+}
+
 static int64_t record_bytes(const ridge_problem *problem)
 {
     const int64_t rows = problem->dim[0] * (problem->op == RIDGE_MOE_DOWN ? problem->dim[4] : 1);
@@ -27,7 +36,7 @@ static double share_out(const ridge_device *device, const ridge_problem *problem
     const int64_t pairs = ridge_min(problem->dim[0] * problem->dim[4], MOE_PAIRS);
     const int64_t tiles = ridge_ceil_div(problem->dim[2], BLOCK_ROWS);
     const bool down = problem->op == RIDGE_MOE_DOWN;
-    const int columns = problem->dim[0] == 1 ? 1 : MOE_COLUMNS, team = EXPERT_TEAM(columns);
+    const int columns = columns_of(problem), team = EXPERT_TEAM(columns);
     const int64_t steps = ridge_ceil_div(tiles, down ? each : 2), works = down ? steps : steps * pairs;
     const int64_t ctas = ridge_max(1, ridge_min(works, device->units)), most = ridge_ceil_div(works, ctas);
     const int64_t chain = ridge_ceil_div(block_units(problem->dim[1]), 4);
@@ -60,7 +69,7 @@ enum { IN_FLIGHT = 96 << 10 };
 static expert_plan plan(const ridge_device *device, const ridge_problem *problem)
 {
     const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
-    const int columns = problem->dim[0] == 1 ? 1 : MOE_COLUMNS, stage = EXPERT_TILES(columns) * k->unit;
+    const int columns = columns_of(problem), stage = EXPERT_TILES(columns) * k->unit;
     expert_plan p = {}, single = {};
 
     if (share_out(device, problem, EXPERT_TILES(columns), &p) > share_out(device, problem, 1, &single) &&
@@ -141,8 +150,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             return status;
         a.x.records = (const char *)space;
     }
-    return host_launch_shared(device, kernel->name, k->experts[a.p.tokens > 1], dim3(p.grid), 32 * p.warps,
-                              (size_t)p.bytes, &a, stream);
+    return host_launch_shared(device, kernel->name, k->experts[columns_of(&bound->problem) > 1], dim3(p.grid),
+                              32 * p.warps, (size_t)p.bytes, &a, stream);
 }
 
 static ridge_status prepare(const ridge_device *device)
