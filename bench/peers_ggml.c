@@ -1,13 +1,14 @@
-/* peers_ggml.c: the products of ggml (llama.cpp) on its CUDA backend, as records (bench/records) of the problems that
- * ridge has: q8_0_matmul, block_matmul, moe_gate_up_swiglu and moe_down. x is f32 and ggml quantises it in the same
- * graph; of moe_down it makes the products alone, without their weighted sum.
+/* peers_ggml.c: the products of ggml (llama.cpp) on its CUDA or CPU backend, as records (bench/records) of the problems
+ * that ridge has: q8_0_matmul, block_matmul, moe_gate_up_swiglu and moe_down. x is f32 and ggml quantises it in the
+ * same graph; of moe_down it makes the products alone, without their weighted sum. On a CPU it has OMP_NUM_THREADS
+ * threads, or one for each processor, and weights in the form into which it repacks them, where the type has one.
  *
  *     cc -O2 bench/peers_ggml.c -I GGML/include -L LIB -lggml -lggml-base -lm -o peers_ggml
- *     ./peers_ggml LIB/libggml-cuda.so [OP] >> FILE.csv
+ *     ./peers_ggml LIB/libggml-cuda.so [OP [TOKENS]] >> FILE.csv
  *
- * A graph has as many products as it takes to read 280 MB of weights, none twice; the time of one is that of four
- * graphs by the host's clock, over their products. err: the largest difference from float64 over dequantised weights,
- * of some results, over the largest of these results. */
+ * A graph has as many products as it takes to read 280 MB of weights (CPU: 600), none twice; the time of one is that of
+ * four graphs by the host's clock, over their products. err: the largest difference from float64 over dequantised
+ * weights, of some results, over the largest of these results. */
 #include <ggml-alloc.h>
 #include <ggml-backend.h>
 #include <ggml.h>
@@ -20,7 +21,7 @@
 
 enum { MOST = 256, ROUNDS = 15, REPEATS = 4, CHUNK = 64 };
 
-static const double ROTATION = 280e6;
+static double rotation = 280e6;
 
 struct problem {
     const char *op;
@@ -74,14 +75,15 @@ static void *must(void *p)
     return p;
 }
 
-/* CHUNK rows of random weights, as often as the tensor has rows; the float values of the first are kept in `first`. */
+/* CHUNK rows of random weights, as often as the tensor has rows; the float values of the first are kept in `first`. All
+ * are set at once, since a CPU's buffer repacks them then. */
 static void fill_weights(struct ggml_tensor *w, float *first)
 {
     int64_t cols = w->ne[0], rows = ggml_nrows(w);
     size_t row = ggml_row_size(w->type, cols);
     float *values = must(malloc(sizeof(float) * (size_t)(CHUNK * cols))),
           *importance = must(malloc(sizeof(float) * (size_t)cols));
-    char *codes = must(malloc(row * CHUNK));
+    char *codes = must(malloc(row * (size_t)(rows + CHUNK)));
     uint32_t state = 7;
 
     for (int64_t i = 0; i < CHUNK * cols; i++)
@@ -90,8 +92,9 @@ static void fill_weights(struct ggml_tensor *w, float *first)
         importance[i] = 1;
     ggml_quantize_chunk(w->type, values, codes, 0, CHUNK, cols, importance);
     ggml_get_type_traits(w->type)->to_float(codes, first, cols);
-    for (int64_t i = 0; i < rows; i += CHUNK)
-        ggml_backend_tensor_set(w, codes, (size_t)i * row, row * (size_t)(rows - i < CHUNK ? rows - i : CHUNK));
+    for (int64_t i = CHUNK; i < rows; i += CHUNK)
+        memcpy(codes + (size_t)i * row, codes, row * CHUNK);
+    ggml_backend_tensor_set(w, codes, 0, row * (size_t)rows);
     free(values), free(importance), free(codes);
 }
 
@@ -103,7 +106,7 @@ static int compare(const void *a, const void *b)
 }
 
 struct built {
-    struct ggml_context *ctx;
+    struct ggml_context *ctx, *weights_ctx;
     struct ggml_cgraph *graph;
     struct ggml_tensor *x, *ids[MOST], *weights[2 * MOST], *out;
     int products, count; /* products, and tensors of weights */
@@ -121,8 +124,9 @@ static void build(struct built *b, const struct problem *p, int64_t tokens)
         active = p->experts;
     memset(b, 0, sizeof(*b));
     b->ctx = must(ggml_init(params));
+    b->weights_ctx = must(ggml_init(params));
     b->graph = must(ggml_new_graph_custom(b->ctx, 8 * MOST, false));
-    b->products = (int)(ROTATION / (bytes * (double)active * (gate_up ? 2 : 1))) + 2;
+    b->products = (int)(rotation / (bytes * (double)active * (gate_up ? 2 : 1))) + 2;
     if (b->products > MOST)
         b->products = MOST;
     b->x = p->experts ? ggml_new_tensor_3d(b->ctx, GGML_TYPE_F32, p->cols, down ? p->slots : 1, tokens)
@@ -131,12 +135,12 @@ static void build(struct built *b, const struct problem *p, int64_t tokens)
         struct ggml_tensor *out;
 
         if (!p->experts) {
-            out = ggml_mul_mat(b->ctx, b->weights[b->count++] = ggml_new_tensor_2d(b->ctx, p->type, p->cols, p->rows),
-                               b->x);
+            out = ggml_mul_mat(
+                b->ctx, b->weights[b->count++] = ggml_new_tensor_2d(b->weights_ctx, p->type, p->cols, p->rows), b->x);
         } else { /* a new layer of experts when all of the last one's have been named */
             if (i % (int)(p->experts / active) == 0)
                 for (int j = 0; j <= gate_up; j++)
-                    b->weights[b->count++] = ggml_new_tensor_3d(b->ctx, p->type, p->cols, p->rows, p->experts);
+                    b->weights[b->count++] = ggml_new_tensor_3d(b->weights_ctx, p->type, p->cols, p->rows, p->experts);
             b->ids[i] = ggml_new_tensor_2d(b->ctx, GGML_TYPE_I32, p->slots, tokens);
             out = ggml_mul_mat_id(b->ctx, b->weights[b->count - 1 - gate_up], b->x, b->ids[i]);
             if (gate_up)
@@ -178,6 +182,26 @@ static double error(struct built *b, const struct problem *p, const float *x, co
     return worst / fabs(want);
 }
 
+/* The kind of memory in which a product takes its weights fastest: the first of the device's own that it supports. */
+static ggml_backend_buffer_type_t weights_memory(ggml_backend_t backend, struct built *b)
+{
+    ggml_backend_dev_t device = ggml_backend_get_device(backend);
+    ggml_backend_dev_get_extra_bufts_t extra = (ggml_backend_dev_get_extra_bufts_t)ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts");
+
+    for (ggml_backend_buffer_type_t *kind = extra ? extra(device) : NULL; kind && *kind; kind++) {
+        int supported;
+
+        b->weights[0]->buffer = ggml_backend_buft_alloc_buffer(*kind, 0);
+        supported = ggml_backend_dev_supports_op(device, ggml_graph_node(b->graph, 0));
+        ggml_backend_buffer_free(b->weights[0]->buffer);
+        b->weights[0]->buffer = NULL;
+        if (supported)
+            return *kind;
+    }
+    return ggml_backend_get_default_buffer_type(backend);
+}
+
 static void measure(ggml_backend_t backend, const struct problem *p, int64_t tokens)
 {
     struct built b;
@@ -187,6 +211,8 @@ static void measure(ggml_backend_t backend, const struct problem *p, int64_t tok
     uint32_t state = 3;
 
     build(&b, p, tokens);
+    ggml_backend_buffer_t weights =
+        must(ggml_backend_alloc_ctx_tensors_from_buft(b.weights_ctx, weights_memory(backend, &b)));
     ggml_backend_buffer_t buffer = must(ggml_backend_alloc_ctx_tensors(b.ctx, backend));
     float *first = must(malloc(sizeof(float) * (size_t)p->cols)), *x = must(malloc(ggml_nbytes(b.x)));
 
@@ -226,29 +252,41 @@ static void measure(ggml_backend_t backend, const struct problem *p, int64_t tok
     fflush(stdout);
     free(x), free(first);
     ggml_backend_buffer_free(buffer);
-    ggml_free(b.ctx);
+    ggml_backend_buffer_free(weights);
+    ggml_free(b.ctx), ggml_free(b.weights_ctx);
 }
 
-static int wanted(const char *op, const char *name)
+static int wanted(char **argv, const char *name, int64_t tokens)
 {
-    return !op || !strcmp(op, name);
+    return !argv[2] || (!strcmp(argv[2], name) && (!argv[3] || atoi(argv[3]) == tokens));
 }
 
 int main(int argc, char **argv)
 {
     static const int64_t tokens[] = {1, 8, 512};
 
-    ggml_backend_reg_t library = argc == 2 || argc == 3 ? ggml_backend_load(argv[1]) : NULL;
+    ggml_backend_reg_t library = argc >= 2 && argc <= 4 ? ggml_backend_load(argv[1]) : NULL;
     if (!library || ggml_backend_reg_dev_count(library) == 0)
-        return fprintf(stderr, "usage: peers_ggml LIBGGML-CUDA.SO [OP], on a machine with a GPU\n"), 2;
+        return fprintf(stderr, "usage: peers_ggml LIBGGML-CUDA.SO [OP [TOKENS]], or LIBGGML-CPU.SO\n"), 2;
     ggml_backend_t backend = must(ggml_backend_dev_init(ggml_backend_reg_dev_get(library, 0), NULL));
+    ggml_backend_set_n_threads_t set_threads =
+        (ggml_backend_set_n_threads_t)ggml_backend_reg_get_proc_address(library, "ggml_backend_set_n_threads");
+
+    if (set_threads) { /* a CPU, whose last-level cache may have 300 MB */
+        const char *threads = getenv("OMP_NUM_THREADS");
+
+        set_threads(backend, threads ? atoi(threads) : (int)sysconf(_SC_NPROCESSORS_ONLN));
+        rotation = 600e6;
+    }
 
     for (size_t i = 0; i < sizeof(dense) / sizeof(*dense); i++)
-        for (int j = 0; wanted(argv[2], dense[i].op) && j < (strcmp(dense[i].op, "q8_0_matmul") ? 2 : 3); j++)
-            measure(backend, &dense[i], tokens[j]);
+        for (int j = 0; j < (strcmp(dense[i].op, "q8_0_matmul") ? 2 : 3); j++)
+            if (wanted(argv, dense[i].op, tokens[j]))
+                measure(backend, &dense[i], tokens[j]);
     for (size_t i = 0; i < sizeof(experts) / sizeof(*experts); i++)
-        for (int j = 0; wanted(argv[2], experts[i].op) && j < 2; j++)
-            measure(backend, &experts[i], tokens[j]);
+        for (int j = 0; j < 2; j++)
+            if (wanted(argv, experts[i].op, tokens[j]))
+                measure(backend, &experts[i], tokens[j]);
     ggml_backend_free(backend);
     return 0;
 }
