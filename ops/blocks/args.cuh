@@ -20,7 +20,7 @@ typedef struct block_mma_args {
     int units, tail;        /* of 256 columns; the last unit has one run only */
     int tiles, work;        /* of the first weight; of all, or for gate_up_swiglu pairs of tiles */
     int gate_up, tokens, blocks, teams, depth, bf16, weights_const;
-    uint32_t at_ring, at_sums, at_bars;
+    uint32_t at_ring, at_sums, at_bars, at_hand;
     /* x: floats, or codes and scales; or records that a kernel has made, in global memory */
     int x_dtype, vector_x; /* rows begin at multiples of 16 bytes */
     const void *x;

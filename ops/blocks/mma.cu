@@ -7,7 +7,7 @@ typedef struct block_plan {
     int form; /* 0: one token, 1: up to 8, 2: up to 16 */
     int teams, depth;
     bool records; /* x lies in global memory */
-    uint32_t at_ring, at_sums, at_bars;
+    uint32_t at_ring, at_sums, at_hand, at_bars;
     int64_t bytes;
 } block_plan;
 
@@ -62,7 +62,8 @@ static bool fits(block_plan *p, const block_kernels *k, int64_t units, int sums,
 
     p->at_ring = (uint32_t)ridge_round_up(k->tables + x, 128);
     p->at_sums = (uint32_t)ridge_round_up(p->at_ring + (int64_t)p->teams * 4 * p->depth * k->unit, 128);
-    p->at_bars = p->at_sums + (uint32_t)(p->teams * sums);
+    p->at_hand = p->at_sums + (uint32_t)(p->teams * 2 * sums);
+    p->at_bars = p->at_hand + (uint32_t)(p->form ? p->teams * 4 * BLOCK_HAND : 0);
     p->bytes = p->at_bars + (int64_t)p->teams * 4 * BLOCK_MAX_DEPTH * 8;
     return k->tables + x < most && p->bytes <= most;
 }
@@ -234,9 +235,10 @@ static ridge_status launch_few(const ridge_device *device, const ridge_kernel *k
     a.depth = p.depth;
     a.at_ring = p.at_ring;
     a.at_sums = p.at_sums;
+    a.at_hand = p.at_hand;
     a.at_bars = p.at_bars;
     if (p.records) {
-        const int64_t threads = (int64_t)a.units * 32 * form_tokens[p.form];
+        const int64_t threads = (int64_t)a.units * 32 * ridge_ceil_div(form_tokens[p.form], 4);
 
         a.records_out = s.records;
         status = host_launch(device, kernel->name, k->records[p.form], dim3((unsigned)ridge_ceil_div(threads, 256)),

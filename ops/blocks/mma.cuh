@@ -15,16 +15,15 @@
  * Where a sum needs no sub-scales, it starts at 0x4b400000, the bits of 12582912.0f, less an offset times the sum of x:
  * read as a float, less 12582912, it is exactly the integer.
  *
- * Named barrier 1 + team orders the writes of a tile's partial sums before their reads, and those before the next
- * tile's writes. */
+ * Named barrier 1 + team orders the writes of a tile's partial sums before their reads, and, since tiles alternate
+ * between two buffers, those before the writes of the tile after the next. */
 #ifndef RIDGE_BLOCKS_MMA_CUH
 #define RIDGE_BLOCKS_MMA_CUH
 
 #include "cuda/mma.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
-#include "parts.cuh"
-#include "records.cuh"
+#include "hand.cuh"
 
 enum { BLOCK_TEAM = 128, BLOCK_MAX_DEPTH = 4 };
 /* Teams of a CTA, at most. Warps hide latencies; what bounds them is registers: 128 a thread, with one token and bulk
@@ -253,24 +252,6 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
         *acc = block_step<F>(*acc, s.w[j], s.m[j], s.sub[j], own[j], scale[j], aux[j], j & 1);
 }
 
-/* The scales of a block for rows g and g + 8, from the lanes that own them. */
-template <class F>
-static __device__ __forceinline__ void block_hand_out(const block_scales *s, int q, int j, int lane, float *w, float *m,
-                                                      uint32_t *sub)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int from = (lane & 28) + 2 * q + h;
-        const bool each = F::X < BLOCK_X_START_16; /* else d and dmin are the same for all blocks of a row */
-
-        w[h] = __shfl_sync(~0u, s->w[each ? j : 0], from);
-        if (F::X == BLOCK_X_SUM || F::X == BLOCK_X_SUM_16)
-            m[h] = __shfl_sync(~0u, s->m[each ? j : 0], from);
-        if (!each)
-            sub[h] = __shfl_sync(~0u, s->sub[j], from);
-    }
-}
-
 /* Where a lane finds x of eight tokens: in a record of all of them, or in records of their own, those of token lane / 4
  * (codes) and of tokens 2 t and 2 t + 1 (numbers). */
 typedef struct block_x_at {
@@ -303,14 +284,46 @@ template <int OWN> static __device__ __forceinline__ float4 block_numbers(const 
     }
 }
 
-/* Run q of a unit times 8 TILES tokens: acc[4 tile + i] as the D operand has them. OWN: each token has records of its
- * own. */
-template <class F, int TILES, int OWN>
-static __device__ __forceinline__ void block_run_8(const char *unit, const char *tables, const block_scales *s, int q,
-                                                   block_x_at record, int64_t tile_stride, int lane, float *acc)
+/* A block times eight tokens, i of its pair. number: the scales of x, and what the format needs beside them. */
+template <class F>
+static __device__ __forceinline__ void block_times_8(const uint32_t *codes, uint4 x, const float4 *number, int i,
+                                                     const float *w, const float *m, const uint32_t *sub, float *acc)
 {
     enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1, AUX = BLOCK_AUX(F::X) };
-    const int t = lane % 4;
+    const uint32_t b[2] = {i ? x.z : x.x, i ? x.w : x.y};
+    float own[AUX + 1][2]; /* of this lane's two tokens */
+    int32_t d[SUMS][4];
+
+#pragma unroll
+    for (int k = 0; k <= AUX; k++) {
+        own[k][0] = i ? number[k].z : number[k].x;
+        own[k][1] = i ? number[k].w : number[k].y;
+    }
+#pragma unroll
+    for (int k = 0; k < SUMS; k++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            d[k][e] = F::X == BLOCK_X_START || F::X == BLOCK_X_START_16 ? __float_as_int(own[AUX ? 1 + k : 0][e & 1])
+                      : F::X >= BLOCK_X_START_16                        ? 0
+                                                                        : 0x4b400000;
+    block_mma_onto<F>(d, codes, b);
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int32_t sum[2] = {d[0][e], d[SUMS - 1][e]};
+        const float more[2] = {own[AUX ? 1 : 0][e & 1], own[AUX][e & 1]};
+
+        acc[e] = block_step<F>(acc[e], w[e >> 1], m[e >> 1], sub[e >> 1], sum, own[0][e & 1], more, i);
+    }
+}
+
+/* Run q of a unit times 8 TILES tokens: acc[4 tile + i] as the D operand has them. OWN: each token has records of its
+ * own. HAND: scales come from `hand`, else from their owners. */
+template <class F, int TILES, int OWN, int HAND = 0>
+static __device__ __forceinline__ void block_run_8(const char *unit, const char *tables, const block_scales *s,
+                                                   const char *hand, int q, block_x_at record, int64_t tile_stride,
+                                                   int lane, float *acc)
+{
+    enum { AUX = BLOCK_AUX(F::X) };
     uint32_t codes[4][BLOCK_CODES];
 
     block_codes(F(), unit, tables, lane, q, codes);
@@ -321,64 +334,42 @@ static __device__ __forceinline__ void block_run_8(const char *unit, const char 
 
         if (TILES > 1)
             asm volatile("" ::: "memory"); /* keeps loads of x behind it: registers */
+        if constexpr (HAND)
+            block_get_scales<F>(hand, q, pair, lane, w, m, sub);
+        else
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            block_hand_out<F>(s, q, 2 * pair + i, lane, w[i], m[i], sub[i]);
+            for (int i = 0; i < 2; i++)
+                block_hand_out<F>(s, q, 2 * pair + i, lane, w[i], m[i], sub[i]);
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
             const block_x_at at = {record.codes + tile * tile_stride, {record.number[0], record.number[1]}};
             const int which = 2 * q + pair;
             const uint4 x = block_x_codes<OWN>(at, which, lane);
-            const float4 xs = block_numbers<OWN>(at, 0, which, t);
-            float4 aux[AUX + 1];
+            float4 number[AUX + 1];
 
 #pragma unroll
-            for (int k = 0; k < AUX; k++)
-                aux[k] = block_numbers<OWN>(at, 1 + k, which, t);
+            for (int k = 0; k <= AUX; k++)
+                number[k] = block_numbers<OWN>(at, k, which, lane % 4);
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const uint32_t b[2] = {i ? x.z : x.x, i ? x.w : x.y};
-                int32_t d[SUMS][4];
-
-#pragma unroll
-                for (int k = 0; k < SUMS; k++) {
-                    d[k][0] = d[k][1] = F::X >= BLOCK_X_START_16 ? 0 : 0x4b400000;
-                    if (F::X == BLOCK_X_START || F::X == BLOCK_X_START_16) {
-                        d[k][0] = __float_as_int(i ? aux[k].z : aux[k].x);
-                        d[k][1] = __float_as_int(i ? aux[k].w : aux[k].y);
-                    }
-                    d[k][2] = d[k][0];
-                    d[k][3] = d[k][1];
-                }
-                block_mma_onto<F>(d, codes[2 * pair + i], b);
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const float scale = i ? (e & 1 ? xs.w : xs.z) : (e & 1 ? xs.y : xs.x);
-                    const int32_t sum[2] = {d[0][e], d[SUMS - 1][e]};
-                    float more[2] = {};
-
-#pragma unroll
-                    for (int k = 0; k < AUX; k++)
-                        more[k] = i ? (e & 1 ? aux[k].w : aux[k].z) : (e & 1 ? aux[k].y : aux[k].x);
-                    acc[4 * tile + e] = block_step<F>(acc[4 * tile + e], w[i][e >> 1], m[i][e >> 1], sub[i][e >> 1],
-                                                      sum, scale, more, i);
-                }
-            }
+            for (int i = 0; i < 2; i++)
+                block_times_8<F>(codes[2 * pair + i], x, number, i, w[i], m[i], sub[i], acc + 4 * tile);
         }
     }
 }
 
 /* A unit: acc[run]. */
-template <class F, int TILES, int OWN>
-static __device__ __forceinline__ void block_unit_8(const char *unit, const char *tables, block_x_at record,
+template <class F, int TILES, int OWN, int HAND = 0>
+static __device__ __forceinline__ void block_unit_8(const char *unit, const char *tables, char *hand, block_x_at record,
                                                     int64_t tile_stride, int lane, float (*acc)[4 * TILES])
 {
     block_scales s;
 
-    block_own_scales(F(), unit, lane, &s);
+    block_own_scales(F(), unit, HAND ? block_hand_lane(lane) : lane, &s);
+    if constexpr (HAND)
+        block_put_scales<F>(&s, lane, hand);
 #pragma unroll
     for (int q = 0; q < 2; q++)
-        block_run_8<F, TILES, OWN>(unit, tables, &s, q, record, tile_stride, lane, acc[q]);
+        block_run_8<F, TILES, OWN, HAND>(unit, tables, &s, hand, q, record, tile_stride, lane, acc[q]);
 }
 
 /* --------------------------------------------------------------------------------------------------------- epilogue */
@@ -457,14 +448,24 @@ template <int BULK> static __device__ __forceinline__ void block_wait(uint32_t b
 }
 
 template <class F, int TOKENS>
-static __device__ __forceinline__ void block_unit(const char *unit, const char *tables, const char *record,
+static __device__ __forceinline__ void block_unit(const char *unit, const char *tables, char *hand, const char *record,
                                                   int64_t tile_stride, int lane, const uint32_t *column,
                                                   float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
 {
     if constexpr (TOKENS == 1)
         block_unit_1<F>(unit, tables, record, lane, column, &acc[0][0]);
     else
-        block_unit_8<F, TOKENS / 8, 0>(unit, tables, block_x_at{record, {NULL, NULL}}, tile_stride, lane, acc);
+        block_unit_8<F, TOKENS / 8, 0, BLOCK_HANDS>(unit, tables, hand, block_x_at{record, {NULL, NULL}}, tile_stride,
+                                                    lane, acc);
+}
+
+/* The partial sums of a team's tile. The thread's number is read again: in a register it would spill others. */
+static __device__ __forceinline__ float *block_sums(const block_mma_args &a, char *memory, int tile_sums, int buffer)
+{
+    int thread = (int)threadIdx.x;
+
+    asm volatile("" : "+r"(thread));
+    return (float *)(memory + a.at_sums) + thread / BLOCK_TEAM * 2 * tile_sums + buffer;
 }
 
 template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void block_product(const block_mma_args &a)
@@ -474,8 +475,10 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4, part = warp % 4;
     const int step = (int)gridDim.x * a.teams, mine = (a.units - part + 3) / 4;
     char *ring = memory + a.at_ring + warp * a.depth * F::UNIT;
+    char *const hand = memory + a.at_hand + warp * BLOCK_HAND;
     const uint32_t bars = ptx_shared(memory + a.at_bars) + (uint32_t)(warp * BLOCK_MAX_DEPTH * 8);
-    float *sums = (float *)(memory + a.at_sums) + team * (1 + a.gate_up) * RIDGE_Q8_0_PARTS * TOKENS * 16;
+    const int tile_sums = (1 + a.gate_up) * RIDGE_Q8_0_PARTS * TOKENS * 16;
+    int buffer = 0;
     block_loader l = {(int)blockIdx.x + team * (int)gridDim.x, 0, mine, NULL};
     uint32_t parity = 0, column[8];
     int at = 0;
@@ -501,7 +504,7 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
     if (a.weights_const)
         ptx_grid_dependency_wait();
     if (!a.records)
-        block_make_records<F, TOKENS>(a, memory + F::TABLES, TOKENS, (int)threadIdx.x, (int)blockDim.x);
+        block_make_x<F, TOKENS>(a, memory + F::TABLES);
     __syncthreads(); /* orders the writes of x and of tables before their reads */
     for (int work = (int)blockIdx.x + team * (int)gridDim.x; work < a.work; work += step) {
         for (int sub = 0; sub <= a.gate_up; sub++) {
@@ -513,19 +516,21 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
 
                 block_wait<BULK>(bars + at * 8, parity, a.depth);
                 if (a.records) /* two calls, so that each is compiled for its kind of memory */
-                    block_unit<F, TOKENS>(unit, memory, a.records + record, tile_stride, lane, column, acc);
+                    block_unit<F, TOKENS>(unit, memory, hand, a.records + record, tile_stride, lane, column, acc);
                 else
-                    block_unit<F, TOKENS>(unit, memory, memory + F::TABLES + record, tile_stride, lane, column, acc);
+                    block_unit<F, TOKENS>(unit, memory, hand, memory + F::TABLES + record, tile_stride, lane, column,
+                                          acc);
                 __syncwarp(); /* all lanes have read the stage before it is written again */
                 block_copy<F, BULK>(a, &l, ptx_shared(unit), bars + at * 8, part, lane, mine, step);
                 at = at + 1 == a.depth ? 0 : at + 1;
                 parity ^= at == 0;
             }
-            block_write_sums<TOKENS>(sums + sub * RIDGE_Q8_0_PARTS * TOKENS * 16, part, lane, acc);
+            block_write_sums<TOKENS>(block_sums(a, memory, tile_sums, buffer) + sub * RIDGE_Q8_0_PARTS * TOKENS * 16,
+                                     part, lane, acc);
         }
         ptx_barrier_sync(1 + team, BLOCK_TEAM);
-        block_store_tile<TOKENS>(a, sums, work);
-        ptx_barrier_sync(1 + team, BLOCK_TEAM);
+        block_store_tile<TOKENS>(a, block_sums(a, memory, tile_sums, buffer), work);
+        buffer = tile_sums - buffer;
     }
 }
 

@@ -31,17 +31,38 @@ template <int TOKENS> static __device__ __forceinline__ int block_number_at(int 
     return 2048 + 256 * k + (b >> 1) * 64 + (n >> 1) * 16 + (b & 1) * 8 + (n & 1) * 4;
 }
 
+/* Scale and the like of a block, of whose codes `low` and `high` are the sums of 16 columns. */
+template <class F, int TOKENS>
+static __device__ __forceinline__ void block_write_numbers(char *record, int b, int n, float xs, int low, int high)
+{
+    float aux[2] = {0, 0};
+
+    if (F::X == BLOCK_X_START)
+        aux[0] = __int_as_float(0x4b400000 - F::OFFSET * (low + high));
+    if (F::X == BLOCK_X_SUM)
+        aux[0] = ridge_block_x_sum(xs, low + high);
+    if (F::X == BLOCK_X_START_16) {
+        aux[0] = __int_as_float(-F::OFFSET * low);
+        aux[1] = __int_as_float(-F::OFFSET * high);
+    }
+    if (F::X == BLOCK_X_SUM_16) {
+        aux[0] = ridge_block_x_sum(xs, low);
+        aux[1] = ridge_block_x_sum(xs, high);
+    }
+    *(float *)(record + block_number_at<TOKENS>(0, b, n)) = xs;
+#pragma unroll
+    for (int k = 0; k < BLOCK_AUX(F::X); k++)
+        *(float *)(record + block_number_at<TOKENS>(1 + k, b, n)) = aux[k];
+}
+
 /* Four lanes write a block of a record: lane u has the codes of columns 8 u .. 8 u + 7. */
 template <class F, int TOKENS>
 static __device__ __forceinline__ void block_write_x(char *record, int b, int n, int u, uint2 codes, float xs)
 {
-    int sum = __dp4a((int)codes.x, 0x01010101, __dp4a((int)codes.y, 0x01010101, 0)), sum16, other;
+    const int sum = __dp4a((int)codes.x, 0x01010101, __dp4a((int)codes.y, 0x01010101, 0));
+    const int sum16 = sum + __shfl_xor_sync(~0u, sum, 1), other = __shfl_xor_sync(~0u, sum16, 2);
     uint32_t low = codes.x, high = codes.y;
-    float aux[2] = {0, 0};
 
-    sum16 = sum + __shfl_xor_sync(~0u, sum, 1);
-    other = __shfl_xor_sync(~0u, sum16, 2);
-    sum = sum16 + other;
     if (F::PAIRS) { /* both words of a lane of the product come from neighbouring columns: t = u */
         *(uint2 *)(record + block_word_at<F, TOKENS>(b, n, u, 0)) = codes;
     } else if (F::MIXED) { /* two columns of the low half, two of the high half in a word */
@@ -55,24 +76,8 @@ static __device__ __forceinline__ void block_write_x(char *record, int b, int n,
         *(uint32_t *)(record + block_word_at<F, TOKENS>(b, n, 2 * u & 3, u >> 1)) = codes.x;
         *(uint32_t *)(record + block_word_at<F, TOKENS>(b, n, (2 * u + 1) & 3, u >> 1)) = codes.y;
     }
-    if (F::X == BLOCK_X_START)
-        aux[0] = __int_as_float(0x4b400000 - F::OFFSET * sum);
-    if (F::X == BLOCK_X_SUM)
-        aux[0] = ridge_block_x_sum(xs, sum);
-    if (F::X == BLOCK_X_START_16) {
-        aux[0] = __int_as_float(-F::OFFSET * sum16);
-        aux[1] = __int_as_float(-F::OFFSET * other);
-    }
-    if (F::X == BLOCK_X_SUM_16) {
-        aux[0] = ridge_block_x_sum(xs, sum16);
-        aux[1] = ridge_block_x_sum(xs, other);
-    }
-    if (u != 0)
-        return;
-    *(float *)(record + block_number_at<TOKENS>(0, b, n)) = xs;
-#pragma unroll
-    for (int k = 0; k < BLOCK_AUX(F::X); k++)
-        *(float *)(record + block_number_at<TOKENS>(1 + k, b, n)) = aux[k];
+    if (u == 0)
+        block_write_numbers<F, TOKENS>(record, b, n, xs, sum16, other);
 }
 
 /* Eight activations, from any address. */
@@ -100,40 +105,137 @@ static __device__ __forceinline__ uint2 block_load_codes(const block_mma_args &a
     return make_uint2(word[0], word[1]);
 }
 
-/* Writes the records of `count` tokens, those that there are not and blocks beyond the last one as zeros: with TOKENS =
- * 1 one after another, else those of eight, of the next eight, ... The threads `first`, first + step,
- * ... take four lanes a block; all of a warp come. */
+/* Eight columns of a token: as floats, or codes and the scale of their block. */
+typedef struct block_eight {
+    float x[8], xs;
+    uint2 codes;
+} block_eight;
+
+/* Columns 8 u .. of a token, or of one of its slots; what there is not is zero. */
+template <int TOKENS>
+static __device__ __forceinline__ void block_load_eight(const block_mma_args &a, int token, int u, block_eight *v)
+{
+    const int owner = TOKENS == 1 ? token / a.x_slots : token, slot = TOKENS == 1 ? token % a.x_slots : 0;
+    const char *row = (const char *)a.x + owner * a.x_stride + slot * a.x_slot;
+
+    v->codes = make_uint2(0, 0);
+    v->xs = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        v->x[k] = 0;
+    if (token >= a.tokens || u / 4 >= a.blocks) /* the same in a block's four lanes */
+        return;
+    if (a.x_dtype == RIDGE_I8) {
+        v->codes = block_load_codes(a, row + u * 8);
+        v->xs = a.x_scales[owner * a.x_ld + slot * a.x_slot_ld + u / 4];
+    } else {
+        block_load8(a, row, u * 8, v->x);
+    }
+}
+
+/* Writes the records of `count` tokens: with TOKENS = 1 one after another, else those of eight, of the next eight, ...
+ * The threads `first`, first + step, ... take eight columns of one token, or of four, whose loads are then in flight
+ * together (with eight, products spill registers); all of a warp come. */
 template <class F, int TOKENS>
 static __device__ __forceinline__ void block_make_records(const block_mma_args &a, char *to, int count, int first,
                                                           int step)
 {
-    enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X) };
+    enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X), BATCH = TOKENS == 1 ? 1 : 4 };
     const int per_token = a.units * 32; /* of 8 columns */
 
-    for (int i = first; i < per_token * count; i += step) {
-        const int token = i / per_token, u = i % per_token, block = u / 4;
-        uint2 codes = make_uint2(0, 0);
-        float xs = 0, x[8];
-        char *record = to + ((TOKENS == 1 ? token : token >> 3) * a.units + block / 8) * RECORD;
-        const bool there = token < a.tokens && block < a.blocks; /* the same in a block's four lanes */
-        const int owner = TOKENS == 1 ? token / a.x_slots : token, slot = TOKENS == 1 ? token % a.x_slots : 0;
-        const char *row = (const char *)a.x + owner * a.x_stride + slot * a.x_slot;
+#pragma unroll 1
+    for (int i = first; i < per_token * (count / BATCH); i += step) {
+        const int token = i / per_token * BATCH, u = i % per_token;
+        char *record = to + ((TOKENS == 1 ? token : token >> 3) * a.units + u / 32) * RECORD;
+        block_eight v[BATCH];
 
-        if (a.x_dtype == RIDGE_I8) {
-            if (there) {
-                codes = block_load_codes(a, row + u * 8);
-                xs = a.x_scales[owner * a.x_ld + slot * a.x_slot_ld + block];
-            }
-        } else {
 #pragma unroll
-            for (int k = 0; k < 8; k++)
-                x[k] = 0;
-            if (there)
-                block_load8(a, row, u * 8, x);
-            codes = q8_0_quantise8(x, &xs);
+        for (int n = 0; n < BATCH; n++)
+            block_load_eight<TOKENS>(a, token + n, u, &v[n]);
+#pragma unroll
+        for (int n = 0; n < BATCH; n++) {
+            if (a.x_dtype != RIDGE_I8)
+                v[n].codes = q8_0_quantise8(v[n].x, &v[n].xs);
+            block_write_x<F, TOKENS>(record, u / 4 % 8, (token & 7) + n, u % 4, v[n].codes, v[n].xs);
         }
-        block_write_x<F, TOKENS>(record, block % 8, token & 7, u % 4, codes, xs);
     }
+}
+
+static __device__ __forceinline__ void block_swap(bool swap, uint2 *a, uint2 *b)
+{
+    const uint2 x = *a, y = *b;
+
+    *a = swap ? y : x;
+    *b = swap ? x : y;
+}
+
+/* The same of codes in rows that begin at multiples of 16 bytes, a whole block a thread: a fifteenth of the
+ * instructions. Lanes are tokens, and begin with different words, so that their writes meet different banks. */
+template <class F, int TOKENS>
+static __device__ __forceinline__ void block_copy_records(const block_mma_args &a, char *to, int first, int step)
+{
+    enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X), BATCH = TOKENS == 1 ? 1 : 2 };
+    const int all = a.units * 8 * TOKENS;
+
+#pragma unroll 1
+    for (int begin = first; begin < all; begin += BATCH * step) {
+        uint32_t word[BATCH][8] = {};
+        float xs[BATCH] = {};
+
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int token = (begin + i * step) % TOKENS, block = (begin + i * step) / TOKENS;
+
+            if (token < a.tokens && block < a.blocks) {
+                const uint4 *from = (const uint4 *)((const char *)a.x + token * a.x_stride + block * 32);
+                const uint4 v = from[0], w = from[1];
+
+                word[i][0] = v.x, word[i][1] = v.y, word[i][2] = v.z, word[i][3] = v.w;
+                word[i][4] = w.x, word[i][5] = w.y, word[i][6] = w.z, word[i][7] = w.w;
+                xs[i] = a.x_scales[token * a.x_ld + block];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int token = (begin + i * step) % TOKENS, block = (begin + i * step) / TOKENS, n = token & 7;
+            char *const record = to + ((token >> 3) * a.units + block / 8) * RECORD;
+            int low = 0, high = 0;
+            uint2 own[4];
+
+            if (begin + i * step >= all)
+                break;
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                low = __dp4a((int)word[i][k], 0x01010101, low);
+                high = __dp4a((int)word[i][4 + k], 0x01010101, high);
+            }
+#pragma unroll
+            for (int t = 0; t < 4; t++) { /* as block_write_x */
+                const uint32_t x = word[i][F::PAIRS ? 2 * t : t], y = word[i][F::PAIRS ? 2 * t + 1 : 4 + t];
+
+                own[t] = F::MIXED ? make_uint2(ptx_prmt(x, y, 0x5140), ptx_prmt(x, y, 0x7362)) : make_uint2(x, y);
+            }
+            if (TOKENS > 1) {
+                block_swap(n & 2, &own[0], &own[1]);
+                block_swap(n & 2, &own[2], &own[3]);
+                block_swap(n & 4, &own[0], &own[2]);
+                block_swap(n & 4, &own[1], &own[3]);
+            }
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                *(uint2 *)(record + block_word_at<F, TOKENS>(block % 8, n, TOKENS == 1 ? k : k ^ (n >> 1), 0)) = own[k];
+            block_write_numbers<F, TOKENS>(record, block % 8, n, xs[i], low, high);
+        }
+    }
+}
+
+/* The records of a CTA's own x. */
+template <class F, int TOKENS> static __device__ __forceinline__ void block_make_x(const block_mma_args &a, char *to)
+{
+    if (a.x_dtype == RIDGE_I8 && a.vector_x)
+        block_copy_records<F, TOKENS>(a, to, (int)threadIdx.x, (int)blockDim.x);
+    else
+        block_make_records<F, TOKENS>(a, to, TOKENS, (int)threadIdx.x, (int)blockDim.x);
 }
 
 /* Makes the records in global memory, where they are too large for shared memory or serve many CTAs. */
