@@ -1,7 +1,8 @@
 """peers_grouped.py: the suites of peers.py for gemm_fp8_grouped: `grouped` (groups of rows, 24 problems), `grouped_k`
 (gradients of the experts' weights) and `grouped_masked` (few rows an expert), beside torch._grouped_mm in bf16 and, where
 it can be imported, DeepGEMM, whose contiguous groups are padded to 128 rows. `dense` is one product of ridge of all rows
-with one weight: the same FLOP without groups. `read`: a read of the weights of the experts that have rows.
+with one weight: the same FLOP without groups. `padded`: ridge's product where each group has DeepGEMM's rows. `read`: a
+read of the weights of the experts that have rows.
 
 GROUPED_ROWS in the environment narrows `grouped` to problems of these rows an expert, GROUPED_ROWS=64,256, and
 GROUPED_FROM to those from that number on."""
@@ -64,19 +65,27 @@ def tma_aligned(deep, scale):
     return deep.get_mn_major_tma_aligned_tensor(scale.contiguous())
 
 
-def contiguous(deep, a, sa, sw, given, n):
-    """The rows of each group padded to whole blocks of 128, with zeros."""
+def padded(a, sa, given):
+    """The rows of each group and zeros up to whole blocks of 128, their scales, and how many rows each group has then."""
     wide = [blocks(r) * 128 for r in given]
-    group = torch.cat([torch.full((w,), g, dtype=torch.int32) for g, w in enumerate(wide)]).cuda()
-    x, scale = torch.zeros(sum(wide), a.shape[1], device="cuda", dtype=a.dtype), torch.ones(sum(wide), sa.shape[0], device="cuda")
+    x, scale = torch.zeros(sum(wide), a.shape[1], device="cuda", dtype=a.dtype), torch.ones(sa.shape[0], sum(wide), device="cuda")
     at = to = 0
     for r, w in zip(given, wide):
         x[to:to + r] = a[at:at + r]
-        scale[to:to + r] = sa[:, at:at + r].t()
+        scale[:, to:to + r] = sa[:, at:at + r]
         at, to = at + r, to + w
-    scale = tma_aligned(deep, scale)
+    return x, scale, wide
+
+
+def contiguous(deep, x, scale, wide, sw, n):
+    group = torch.cat([torch.full((w,), g, dtype=torch.int32) for g, w in enumerate(wide)]).cuda()
+    scale = tma_aligned(deep, scale.t())
     d = torch.empty(sum(wide), n, device="cuda", dtype=torch.bfloat16)
     return lambda w: deep.m_grouped_fp8_gemm_nt_contiguous((x, scale), (w, sw), d, group)
+
+
+def ends_of(given):
+    return torch.tensor([0] + given).cumsum(0).to(torch.int32).cuda()
 
 
 def ridge_providers(lib, all_kernels, sets, make):
@@ -100,8 +109,7 @@ def weights(groups, n, k):
 
 def rows_problem(lib, all_kernels, deep, name, groups, n, k, rows, routing):
     given = sizes(routing, groups, rows)
-    m, ends = sum(given), torch.tensor(given).cumsum(0).to(torch.int32).cuda()
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int32, device="cuda"), ends])
+    m, offsets = sum(given), ends_of(given)
     sets = weights(groups, n, k)
     a, d = codes(m, k), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
     sa, sw = scales(blocks(k), m), scales(groups, blocks(n), blocks(k))
@@ -109,16 +117,23 @@ def rows_problem(lib, all_kernels, deep, name, groups, n, k, rows, routing):
     make = lambda w, kernel: binding.call("gemm_fp8_grouped", (m, n, k, groups), dict(
         a=a, scale_a=sa, b=w, scale_b=sw, d=d, offsets=offsets), 0, kernel, scaling)
     providers = ridge_providers(lib, all_kernels, sets, make)
+    x, scale, wide = padded(a, sa, given)
+    if wide != given:
+        full, d_wide = ends_of(wide), torch.empty(len(x), n, device="cuda", dtype=torch.bfloat16)
+        whole = {id(w): binding.call("gemm_fp8_grouped", (len(x), n, k, groups), dict(
+            a=x, scale_a=scale, b=w, scale_b=sw, d=d_wide, offsets=full), 0, None, scaling) for w in sets}
+        providers["padded"] = (lib.pick(whole[id(sets[0])]), lambda w, keep=(x, scale, full, d_wide): lib.run(
+            whole[id(w)], stream=binding.stream()))
     one = {id(w): binding.call("gemm_fp8", (m, n, k), dict(a=a, scale_a=sa, b=w[0], scale_b=sw[0], d=d), 0, None, scaling)
            for w in sets}
     need = lib.workspace_bytes(one[id(sets[0])])
     space = torch.empty(max(need, 1), device="cuda", dtype=torch.uint8)
     providers["dense"] = (lib.pick(one[id(sets[0])]), lambda w: lib.run(one[id(w)], space.data_ptr(), need, binding.stream()))
     if m * k < 1 << 29:
-        a16, wide = a.to(torch.bfloat16), sets[0].to(torch.bfloat16)
-        providers["torch-bf16"] = ("_grouped_mm", lambda w: torch._grouped_mm(a16, wide.transpose(1, 2), offs=ends))
+        a16, w16 = a.to(torch.bfloat16), sets[0].to(torch.bfloat16)
+        providers["torch-bf16"] = ("_grouped_mm", lambda w: torch._grouped_mm(a16, w16.transpose(1, 2), offs=offsets[1:]))
     if deep:
-        providers["deepgemm"] = ("m_grouped_fp8_gemm_nt_contiguous", contiguous(deep, a, sa, sw, given, n))
+        providers["deepgemm"] = ("m_grouped_fp8_gemm_nt_contiguous", contiguous(deep, x, scale, wide, sw, n))
 
     def error(w):
         g = max(range(groups), key=lambda i: given[i])

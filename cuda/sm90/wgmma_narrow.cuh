@@ -1,5 +1,5 @@
 /* wgmma_narrow.cuh: the matrix instructions of wgmma.cuh for few columns: 64 x N with N = 8, 16, 32, 48, 64, where
- * the 64 rows are weights and the columns tokens or the other way about, and 96 and 160. */
+ * the 64 rows are weights and the columns tokens or the other way about, and 96, 160 and 192. */
 #ifndef RIDGE_WGMMA_NARROW_CUH
 #define RIDGE_WGMMA_NARROW_CUH
 
@@ -60,6 +60,8 @@
     WGMMA_OPERANDS_128(d), \
     "+f"((d)[64]), "+f"((d)[65]), "+f"((d)[66]), "+f"((d)[67]), "+f"((d)[68]), "+f"((d)[69]), "+f"((d)[70]), "+f"((d)[71]), \
     "+f"((d)[72]), "+f"((d)[73]), "+f"((d)[74]), "+f"((d)[75]), "+f"((d)[76]), "+f"((d)[77]), "+f"((d)[78]), "+f"((d)[79])
+#define WGMMA_NARROW_REGISTERS_192 WGMMA_REGISTERS_192
+#define WGMMA_NARROW_OPERANDS_192(d) WGMMA_OPERANDS_192(d)
 #define WGMMA_NARROW(n, a_index, b_index, keep_index, types, d, a, b, keep) \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " keep_index ", 0;\n" \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." types " " WGMMA_NARROW_REGISTERS_##n ", " a_index ", " b_index \
@@ -94,6 +96,8 @@ static __device__ __forceinline__ void wgmma_fp8_narrow(float *d, uint64_t a, ui
         WGMMA_NARROW_FORMATS(64, "%32", "%33", "%34");
     } else if constexpr (N == 96) {
         WGMMA_NARROW_FORMATS(96, "%48", "%49", "%50");
+    } else if constexpr (N == 192) {
+        WGMMA_NARROW_FORMATS(192, "%96", "%97", "%98");
     } else {
         WGMMA_NARROW_FORMATS(160, "%80", "%81", "%82");
     }

@@ -57,11 +57,12 @@ typedef struct gemm_args {
     int scale_step;      /* of the scales of B, from a group to the next: rows of their table, or scales */
     int masked;          /* rows of a group of A and D of which the first offsets[group] count; 0: groups follow each
                             other */
+    uint32_t by_bundle, by_rows[BUNDLE_M + 1]; /* scheduler_reciprocal of a bundle's tiles, and of 1 .. BUNDLE_M */
 } gemm_args;
 
 /* T::GROUPED: D of each group, see include/ridge.h. */
 enum { GROUPED_NO = 0, GROUPED_M, GROUPED_K };
-enum { GROUPED_TABLE = 512 }; /* offsets that a CTA keeps in shared memory */
+enum { GROUPED_TABLE = 256 }; /* groups that a CTA has in shared memory */
 
 /* GROUPED_M: a tile loads as many units of A as it has rows in. */
 #define GROUPED_UNIT(block_m) ((block_m) > 64 ? 64 : 32)
@@ -78,17 +79,23 @@ typedef struct gemm_group {
     int b_row, d_row, last, scale_b;
 } gemm_group;
 
-/* T::GROUPED: how far a thread has gone through the groups; `first`: the number of the first cluster tile of `group`;
- * `offset`: of gemm_memory. */
+/* T::GROUPED: the first offsets (masked: the counts, from [1] on), and their groups' rows of cluster tiles, -1 for a
+ * bad group. */
+typedef struct gemm_table {
+    int offset[GROUPED_TABLE + 1], tiles_m[GROUPED_TABLE];
+} gemm_table;
+
+/* T::GROUPED: how far a thread has gone through the groups; `first`: the number of the first cluster tile of `group`.
+ */
 typedef struct gemm_walk {
-    const int *offset;
+    const gemm_table *table;
     int group, first;
 } gemm_walk;
 
 /* TWO: a tile's columns can lie in two blocks of 128, and so have two scales in 1D2D; then every GRAIN of them, counted
  * from the tile's first, lie in one. A warp reads the scales of CHUNK blocks of k at once. */
 template <int BLOCK_N> struct gemm_b_scales {
-    enum { TWO = BLOCK_N % 128 && 128 % BLOCK_N, GRAIN = TWO ? 32 : BLOCK_N, CHUNK = TWO ? 16 : 32 };
+    enum { TWO = BLOCK_N % 128 && 128 % BLOCK_N, GRAIN = TWO ? BLOCK_N & -BLOCK_N : BLOCK_N, CHUNK = TWO ? 16 : 32 };
     static_assert(!TWO || (BLOCK_N % GRAIN == 0 && BLOCK_N <= 128 + GRAIN), "two blocks at most");
 };
 
@@ -133,7 +140,7 @@ template <class T, int MODE> struct gemm_memory {
     uint64_t d_loaded[T::WARPGROUPS], d_written[T::WARPGROUPS]; /* T::STAGED_F32: `d` holds D; it holds the results */
     gemm_unit unit[UNITS];                                      /* by number */
     gemm_group group[T::GROUPED != 0 ? (int)UNITS : 1];         /* likewise */
-    int offset[T::GROUPED != 0 ? (int)GROUPED_TABLE + 1 : 1];   /* the first offsets; -1: it is bad */
+    gemm_table table[T::GROUPED != 0];
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

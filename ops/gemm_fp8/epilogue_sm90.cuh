@@ -57,13 +57,13 @@ template <int OUT> static __device__ __forceinline__ float gemm_bias_of(const ge
  * its own columns from shared memory. */
 template <class T, int OUT>
 static __device__ __forceinline__ void gemm_add_bias(const gemm_args &p, float *columns, int warpgroup, float bias,
-                                                     int col, float *fin)
+                                                     int first, int col, float *fin)
 {
     static_assert(T::BLOCK_N <= 256, "two columns a thread");
     if (threadIdx.x % 128 < T::BLOCK_N)
         columns[threadIdx.x % 128] = bias;
-    if (T::BLOCK_N > 128 && threadIdx.x % 128 < T::BLOCK_N - 128) /* no tile of groups */
-        columns[128 + threadIdx.x % 128] = gemm_bias_of<OUT>(p, 0, col + 128 + threadIdx.x % 128);
+    if (T::BLOCK_N > 128 && threadIdx.x % 128 < T::BLOCK_N - 128)
+        columns[128 + threadIdx.x % 128] = gemm_bias_of<OUT>(p, first, col + 128 + threadIdx.x % 128);
     ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128);
 #pragma unroll
     for (int j = 0; j < T::BLOCK_N / 8; j++) {
@@ -238,7 +238,7 @@ template <class T, int MODE> static __device__ void gemm_copy_d(const gemm_args 
     enum { ROWS = 64 * T::SLICES, ACROSS = T::BLOCK_N / 32, PANELS = T::SLICES * ACROSS };
     const uint64_t policy = ptx_policy_evict_first();
     uint32_t phase = 0;
-    gemm_walk walk = {s->offset};
+    gemm_walk walk = {s->table};
     gemm_group group = {};
 
     ptx_grid_dependency_wait();

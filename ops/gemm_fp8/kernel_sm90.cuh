@@ -45,9 +45,9 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
     const uint16_t same_col = (uint16_t)(((1 << T::CLUSTER_M) - 1) << rank_n * T::CLUSTER_M);
     const uint32_t step_a = gemm_block_m<T>(p) * BK;
     const uint32_t to_b = ptx_shared(T::SMALL_M ? s->a[0] + p.stages * p.block_m * BK : s->b[0]) + cols * BK;
-    gemm_unit unit = s->unit[0], next = s->unit[1], after = {};
-    gemm_group group = s->group[0], next_group = s->group[T::GROUPED ? 1 : 0], after_group = {};
-    gemm_walk walk = {s->offset};
+    gemm_unit unit = s->unit[0], next = {};
+    gemm_group group = s->group[0], next_group = {};
+    gemm_walk walk = {s->table};
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
 
     ptx_grid_dependency_wait();
@@ -60,9 +60,6 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
         const uint32_t to_a = ptx_shared(s->a[0]) + rows * BK;
         const CUtensorMap *map_a = part ? &p.a_part[units - 1] : &p.a;
 
-        if (T::GROUPED)
-            s->group[number % UNITS] = next_group;
-        s->unit[number % UNITS] = next; /* the next unit; the arrival at full orders this write before its readers */
         for (int kb = unit.begin; kb < unit.end; kb++) {
             const uint32_t stage = ring.at.stage, full = ptx_shared(&s->full[0]) + stage * 8;
             const uint32_t a = to_a + stage * step_a, b = to_b + stage * (T::BLOCK_N * BK);
@@ -82,15 +79,17 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
                                 gemm_flat_scales<T, MODE>() ? 0 : kb, full);
             if (MODE == SCALE_1D1D && p.scale_tma)
                 ptx_tma_load_2d(ptx_shared(s->scale_b[0]) + stage * (T::BLOCK_N * 4), &p.map_scale_b, col, kb, full);
+            if (kb == unit.begin) { /* its divisions take long: now, while the first loads are on their way */
+                next = gemm_unit_of<T>(p, number, &walk, &next_group);
+                if (T::GROUPED)
+                    s->group[number % UNITS] = next_group;
+                s->unit[number % UNITS] = next; /* the arrival at full orders these writes before their readers */
+            }
             ptx_mbarrier_expect(full, bytes);
             gemm_advance<T::STAGES>(&ring);
-            if (kb == unit.begin) /* its divisions take long: now, while the stages are full */
-                after = gemm_unit_of<T>(p, number + 1, &walk, &after_group);
         }
         unit = next;
-        next = after;
         group = next_group;
-        next_group = after_group;
     }
     /* Drain: other CTAs of the cluster arrive at this one's `empty` until then, so it must not exit before. */
     for (uint32_t i = 0; i < gemm_stages<T>(p); i++) {
@@ -229,7 +228,7 @@ static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_me
         if (MODE == SCALE_EPILOGUE && (T::GROUPED != (int)GROUPED_K || group.scale_b >= 0))
             gemm_scale_epilogue<T, MODE>(p, s, warpgroup, local + slice * 64, row, last, col, group.scale_b, part);
         if (OUT != OUT_ANY && p.bias)
-            gemm_add_bias<T, OUT>(p, s->bias[warpgroup], warpgroup, bias, col, part);
+            gemm_add_bias<T, OUT>(p, s->bias[warpgroup], warpgroup, bias, group.b_row, col, part);
         if (OUT == OUT_BF16)
             gemm_store_bf16<T, MODE>(p, s, warpgroup, slice, first_row, last, col, part);
         else if (OUT == OUT_F32)
@@ -263,14 +262,26 @@ static __device__ __forceinline__ void gemm_init(const gemm_args &p, gemm_memory
     ptx_mbarrier_fence_init();
 }
 
-/* By the same thread: the first two work units. */
+/* By the same thread: the first work unit. */
 template <class T, int MODE>
-static __device__ __forceinline__ void gemm_first_units(const gemm_args &p, gemm_memory<T, MODE> *s)
+static __device__ __forceinline__ void gemm_first_unit(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
-    gemm_walk walk = {s->offset};
+    gemm_walk walk = {s->table};
 
-    for (int i = 0; i < 2; i++)
-        s->unit[i] = gemm_unit_of<T>(p, i, &walk, &s->group[T::GROUPED ? i : 0]);
+    s->unit[0] = gemm_unit_of<T>(p, 0, &walk, &s->group[0]);
+}
+
+/* GROUPED_M, one thread, before the groups are known: B of the first stages, to L2, of the tile that this CTA begins
+ * with if all groups have as many rows (masked: some, but one tile's at most). Where they have not, it is another
+ * CTA's. */
+template <class T> static __device__ __forceinline__ void gemm_prefetch_first(const gemm_args &p, int rank)
+{
+    const int tiles_m = p.masked ? 1 : max(1, (p.m / p.groups + T::BLOCK_M - 1) / T::BLOCK_M);
+    const int cluster = (int)blockIdx.x / T::CLUSTER_N, group = cluster / (tiles_m * p.tiles_n);
+    const int tile_n = cluster % (tiles_m * p.tiles_n) / min(tiles_m, (int)BUNDLE_M);
+
+    for (int kb = 0; group < p.groups && kb < min(p.k_blocks, (int)T::MAX_STAGES); kb++)
+        ptx_tma_prefetch_2d(&p.b, kb * BK, group * p.n + (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N);
 }
 
 #endif
@@ -286,13 +297,6 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
 
     if (threadIdx.x == 0)
         gemm_init<T, MODE>(p, s);
-    if (T::GROUPED) {
-        ptx_grid_dependency_wait(); /* an earlier kernel may write the offsets */
-        gemm_load_offsets<T>(p, s->offset);
-        __syncthreads(); /* orders the offsets before the first work units */
-    }
-    if (threadIdx.x == 0)
-        gemm_first_units<T, MODE>(p, s);
     if (threadIdx.x == 32) {
         ptx_prefetch_map(&p.a);
         ptx_prefetch_map(&p.b);
@@ -303,8 +307,19 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
     }
     __syncwarp(); /* the next barrier is an .aligned one: lanes that diverged must have converged */
     ptx_cluster_arrive_relaxed();
+    if (T::GROUPED) {
+        ptx_grid_dependency_wait(); /* an earlier kernel may write the offsets */
+        if (T::GROUPED == GROUPED_M && threadIdx.x == T::WARPGROUPS * 128 + 96) /* not of the warps that load groups */
+            gemm_prefetch_first<T>(p, rank);
+        __syncwarp();
+        gemm_load_groups<T>(p, s->table);
+        __syncthreads(); /* orders the groups before the first work unit */
+    }
+    if (threadIdx.x == 0)
+        gemm_first_unit<T, MODE>(p, s);
+    __syncwarp();
     ptx_cluster_wait();      /* orders the initialisation of all CTAs' mbarriers before their first use */
-    __syncthreads();         /* orders the first work units before their readers */
+    __syncthreads();         /* orders the first work unit before its readers */
     ptx_launch_dependents(); /* here, since every thread that touches global memory waits with ptx_grid_dependency_wait,
                            as late as it can */
     if (threadIdx.x < 128) {

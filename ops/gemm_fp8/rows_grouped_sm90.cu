@@ -97,6 +97,9 @@ static gemm_args make_args(const ridge_bound *bound, const gemm_variant *v)
     p.wide = arg[RIDGE_GEMM_FP8_GROUPED_OFFSETS].dtype == RIDGE_I64;
     p.groups = (int)call->dim[3];
     p.masked = mode == RIDGE_GROUPED_MASKED ? (int)call->dim[0] : 0;
+    p.by_bundle = scheduler_reciprocal(BUNDLE_M * p.tiles_n);
+    for (int rows = 1; rows <= BUNDLE_M; rows++)
+        p.by_rows[rows] = scheduler_reciprocal(rows);
     return p;
 }
 
@@ -206,7 +209,9 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const double groups = (double)problem->dim[3], k = (double)problem->dim[2], n = (double)problem->dim[1];
     const double rows = (double)problem->dim[0] / (by_k ? 1 : mode == RIDGE_GROUPED_MASKED ? 2 : groups);
     const double blocks = ceil(k / BK) / (by_k ? groups : 1);
-    const double slices = rows <= 64 ? 1 : ceil(rows / 64), tiles_m = ceil(slices / t->warpgroups);
+    /* groups of 64 rows in the mean: of rows that follow each other some have more */
+    const double slices = rows > 64 ? ceil(rows / 64) : mode == RIDGE_GROUPED_M ? 2 : 1;
+    const double tiles_m = ceil(slices / t->warpgroups);
     const double tiles = groups * tiles_m * (double)tiles_n_of(v, problem->dim[1]);
     const double rate =
         (mode_of(problem->flags) == SCALE_1D1D ? t->rate_1d1d : t->rate) * 1e6 / 132 * host_sm_share(device);

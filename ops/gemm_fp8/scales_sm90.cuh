@@ -18,7 +18,7 @@ template <class T, int MODE> static __device__ void gemm_produce_scales(const ge
     const int lane = threadIdx.x % 32;
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
     gemm_unit unit;
-    gemm_walk walk = {s->offset};
+    gemm_walk walk = {s->table};
     gemm_group group;
 
     ptx_grid_dependency_wait();

@@ -42,25 +42,31 @@ template <class T> static __device__ __forceinline__ int gemm_read_offset(const 
     return at < 0 || at > most || (T::GROUPED == GROUPED_K && at % BK) ? -1 : (int)at;
 }
 
-/* T::GROUPED, all threads: the first offsets to shared memory: the way through the groups is one of loads that wait for
- * each other. */
-template <class T> static __device__ __forceinline__ void gemm_load_offsets(const gemm_args &p, int *offset)
+/* Where the rows, or the elements of k, of a group begin and end, and how many rows of cluster tiles it has; -1: it is
+ * bad. */
+template <class T>
+static __device__ __forceinline__ int gemm_read_group(const gemm_args &p, int group, int *from, int *to)
 {
-    const int count = p.groups + !p.masked;
-
-    for (int i = (int)threadIdx.x; i < count && i <= GROUPED_TABLE; i += (int)blockDim.x)
-        offset[i] = gemm_read_offset<T>(p, i);
+    *from = p.masked ? 0 : gemm_read_offset<T>(p, group);
+    *to = gemm_read_offset<T>(p, p.masked ? group : group + 1);
+    if (*from < 0 || *to < *from)
+        return -1;
+    if (T::GROUPED == GROUPED_K)
+        return *from == *to && p.accumulate ? 0 : (p.m + T::BLOCK_M - 1) / T::BLOCK_M;
+    return (*to - *from + T::BLOCK_M - 1) / T::BLOCK_M;
 }
 
-/* Where the rows, or the elements of k, of a group begin and end; false: it is bad. */
-template <class T>
-static __device__ __forceinline__ bool gemm_offsets(const gemm_args &p, const gemm_walk *walk, int *from, int *to)
+/* T::GROUPED, all threads: the first groups to shared memory. One thread alone takes 200 clocks a group to walk through
+ * offsets, since each of its loads and divisions waits for the one before (H200). */
+template <class T> static __device__ __forceinline__ void gemm_load_groups(const gemm_args &p, gemm_table *table)
 {
-    const int next = p.masked ? walk->group : walk->group + 1;
+    for (int i = (int)threadIdx.x; i < p.groups && i < GROUPED_TABLE; i += (int)blockDim.x) {
+        int from;
 
-    *to = next <= GROUPED_TABLE ? walk->offset[next] : gemm_read_offset<T>(p, next);
-    *from = p.masked ? 0 : next <= GROUPED_TABLE ? walk->offset[next - 1] : gemm_read_offset<T>(p, next - 1);
-    return *from >= 0 && *to >= *from;
+        table->tiles_m[i] = gemm_read_group<T>(p, i, &from, &table->offset[i + 1]);
+        if (i == 0)
+            table->offset[0] = from;
+    }
 }
 
 /* GROUPED_M: where a tile's rows begin, of a group of `slices` times 64 rows, the last perhaps fewer. Its tiles have as
@@ -82,36 +88,44 @@ static __device__ gemm_unit gemm_grouped_unit_at(const gemm_args &p, int number,
 {
     const int clusters = (int)gridDim.x / T::CLUSTER_N, rank = (int)ptx_cluster_rank();
     const int index = (int)blockIdx.x / T::CLUSTER_N + number * clusters;
-    int from, to;
+    int from = 0, to = 0, tiles_m = 0, tile_m, tile_n;
 
     static_assert(!T::GROUPED || T::CLUSTER_M == 1, "a cluster's tiles have the rows of one group");
-    for (; walk->group < p.groups && gemm_offsets<T>(p, walk, &from, &to); walk->group++) {
-        const bool by_k = T::GROUPED == GROUPED_K, empty = by_k && from == to;
-        const int rows = by_k ? p.m : to - from;
-        const int tiles_m = empty && p.accumulate ? 0 : (rows + T::BLOCK_M - 1) / T::BLOCK_M;
-        const raster r = {tiles_m, p.tiles_n, BUNDLE_M, 0, 0, 0};
-        const int first_row = p.masked ? walk->group * p.masked : from;
-        int tile_m, tile_n;
+    for (; walk->group < p.groups; walk->group++) {
+        const bool kept = walk->group < GROUPED_TABLE;
 
-        if (index - walk->first >= tiles_m * p.tiles_n) {
-            walk->first += tiles_m * p.tiles_n;
-            continue;
+        tiles_m = kept ? walk->table->tiles_m[walk->group] : gemm_read_group<T>(p, walk->group, &from, &to);
+        if (tiles_m < 0 || index - walk->first < tiles_m * p.tiles_n) {
+            if (kept) {
+                from = p.masked ? 0 : walk->table->offset[walk->group];
+                to = walk->table->offset[walk->group + 1];
+            }
+            break;
         }
-        raster_tile(r, index - walk->first, &tile_m, &tile_n);
-        if (by_k) {
-            *its = {0, walk->group * p.m, rows, empty ? -1 : walk->group * p.scale_step};
-            return {tile_m * T::BLOCK_M, (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N, empty ? p.k_blocks : from / BK,
-                    empty ? p.k_blocks + 1 : to / BK};
-        }
-        *its = {walk->group * p.n, 0,
-                first_row + min(rows, 64 * gemm_first_slice<T>((rows + 63) / 64, tiles_m, tile_m + 1)),
+        walk->first += tiles_m * p.tiles_n;
+    }
+    if (walk->group >= p.groups || tiles_m < 0) {
+        walk->group = p.groups;
+        *its = {}; /* read by the warp that loads scales ahead */
+        return {};
+    }
+    raster_tile({tiles_m, p.tiles_n, BUNDLE_M, p.by_bundle, p.by_rows[BUNDLE_M], p.by_rows[tiles_m % BUNDLE_M]},
+                index - walk->first, &tile_m, &tile_n);
+    if (T::GROUPED == GROUPED_K) {
+        const bool empty = from == to;
+
+        *its = {0, walk->group * p.m, p.m, empty ? -1 : walk->group * p.scale_step};
+        return {tile_m * T::BLOCK_M, (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N, empty ? p.k_blocks : from / BK,
+                empty ? p.k_blocks + 1 : to / BK};
+    } else {
+        const int rows = to - from, slices = (rows + 63) / 64;
+        const int first_row = p.masked ? walk->group * p.masked : from;
+
+        *its = {walk->group * p.n, 0, first_row + min(rows, 64 * gemm_first_slice<T>(slices, tiles_m, tile_m + 1)),
                 walk->group * p.scale_step};
-        return {first_row + 64 * gemm_first_slice<T>((rows + 63) / 64, tiles_m, tile_m),
+        return {first_row + 64 * gemm_first_slice<T>(slices, tiles_m, tile_m),
                 (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N, 0, p.k_blocks};
     }
-    walk->group = p.groups;
-    *its = {}; /* read by the warp that loads scales ahead */
-    return {};
 }
 
 /* Either. */

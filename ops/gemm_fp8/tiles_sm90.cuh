@@ -71,10 +71,12 @@ typedef struct gemm_shape {
 
 #define GEMM_TILES_GROUPED_M(TILE)                                                                            \
     TILE(m192x128, .warpgroups = 3, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 4, \
-         .modes = MODE_EPILOGUE | MODE_1D2D | MODE_1D1D, .out_f32 = 1, .grouped = GROUPED_M, .rate = 1280,    \
+         .modes = MODE_EPILOGUE | MODE_1D2D | MODE_1D1D, .out_f32 = 1, .grouped = GROUPED_M, .rate = 1300,    \
          .rate_1d1d = 940, .block_us = 0.26)                                                                  \
+    TILE(m128x192, .warpgroups = 2, .slices = 1, .block_n = 192, .cluster_m = 1, .cluster_n = 2, .stages = 4, \
+         .modes = MODE_1D2D, .grouped = GROUPED_M, .rate = 1300, .block_us = 0.3)                             \
     TILE(m128x128, .warpgroups = 2, .slices = 1, .block_n = 128, .cluster_m = 1, .cluster_n = 2, .stages = 5, \
-         .modes = MODE_EPILOGUE | MODE_1D2D, .out_f32 = 1, .grouped = GROUPED_M, .rate = 1260, .block_us = 0.2)
+         .modes = MODE_EPILOGUE | MODE_1D2D, .out_f32 = 1, .grouped = GROUPED_M, .rate = 1220, .block_us = 0.2)
 
 /* For groups of rows with scales of B by row and 128 of k, to 16 bits; to f32 m192x128 has them. */
 #define GEMM_TILES_GROUPED_1D1D(TILE)                                                                       \
