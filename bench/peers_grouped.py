@@ -1,4 +1,4 @@
-"""peers_grouped.py: the suites of peers.py for gemm_fp8_grouped: `grouped` (groups of rows, 24 problems), `grouped_k`
+"""peers_grouped.py: the suites of peers.py for gemm_fp8_grouped: `grouped` (groups of rows, 24 problems and 5), `grouped_k`
 (gradients of the experts' weights) and `grouped_masked` (few rows an expert), beside torch._grouped_mm in bf16 and, where
 it can be imported, DeepGEMM, whose contiguous groups are padded to 128 rows. `dense` is one product of ridge of all rows
 with one weight: the same FLOP without groups. `padded`: ridge's product where each group has DeepGEMM's rows. `read`: a
@@ -25,6 +25,9 @@ PROBLEMS = (("deepseek-v3", 0, 64, "equal"), ("deepseek-v3", 0, 256, "equal"), (
             ("qwen3-30b", 1, 2048, "equal"), ("qwen3-235b", 0, 128, "equal"), ("qwen3-235b", 0, 1024, "equal"),
             ("qwen3-235b", 1, 4096, "zipf"), ("gpt-oss-120b", 0, 256, "zipf"), ("gpt-oss-120b", 0, 1024, "equal"),
             ("gpt-oss-120b", 1, 2048, "zipf"), ("mixtral", 0, 512, "one"), ("mixtral", 1, 2048, "equal"))
+# the same of rows that find their experts by chance, so that hardly a group is a multiple of 128
+PROBLEMS += tuple((*problem, "random") for problem in (("deepseek-v3", 0, 256), ("kimi-k2", 1, 128), ("qwen3-30b", 0, 256),
+                                                       ("qwen3-235b", 0, 128), ("gpt-oss-120b", 1, 256)))
 CACHE = 200e6  # bytes of weights in a rotation
 
 
@@ -34,6 +37,9 @@ def sizes(routing, groups, rows):
         return [rows] * groups
     if routing == "one":
         return [groups * rows if g == groups // 2 else 0 for g in range(groups)]
+    if routing == "random":
+        drawn = torch.randint(groups, (groups * rows,), generator=torch.Generator().manual_seed(7))
+        return drawn.bincount(minlength=groups).tolist()
     weight = [1 / (g + 1) for g in range(groups)]
     given = [int(groups * rows * w / sum(weight)) for w in weight]
     given[0] += groups * rows - sum(given)
@@ -68,7 +74,8 @@ def tma_aligned(deep, scale):
 def padded(a, sa, given):
     """The rows of each group and zeros up to whole blocks of 128, their scales, and how many rows each group has then."""
     wide = [blocks(r) * 128 for r in given]
-    x, scale = torch.zeros(sum(wide), a.shape[1], device="cuda", dtype=a.dtype), torch.ones(sa.shape[0], sum(wide), device="cuda")
+    x = torch.zeros(sum(wide), a.shape[1], device="cuda", dtype=a.dtype)
+    scale = torch.ones(sa.shape[0], sum(wide), device="cuda")
     at = to = 0
     for r, w in zip(given, wide):
         x[to:to + r] = a[at:at + r]
