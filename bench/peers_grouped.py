@@ -204,7 +204,7 @@ def k_problem(lib, all_kernels, deep, name, groups, m, n, rows):
         part = lambda x: torch.cat([x[:, g * rows:(g + 1) * rows].reshape(-1) for g in range(groups)])
         x, y, counts = part(a), part(b), torch.full((groups,), rows, dtype=torch.int32, device="cuda")
         providers["deepgemm-f32"] = ("k_grouped_fp8_gemm_nt_contiguous", lambda s: deep.k_grouped_fp8_gemm_nt_contiguous(
-            (x, sa), (y, sb), s[1], [rows] * groups, counts, s[1]))
+            (x, sa.t()), (y, sb.t()), s[1], [rows] * groups, counts, s[1]))
 
     def error(s):
         part = slice((groups - 1) * rows, k)
