@@ -298,7 +298,8 @@ static float element_bits(const image *im, const tensor_numbers *a, const tensor
             acc = add_block(im, a, b, i, j, block, acc);
         sum = run ? sum + acc : acc;
     }
-    if (blocks && (mode_a == RIDGE_SCALE_TENSOR || mode_a == RIDGE_SCALE_ROW)) /* without any k 0, whatever the scales */
+    if (blocks &&
+        (mode_a == RIDGE_SCALE_TENSOR || mode_a == RIDGE_SCALE_ROW)) /* without any k 0, whatever the scales */
         sum *= (float)scale(im, RIDGE_GEMM_FP8_SCALE_A, mode_a, i, 0) *
                (float)scale(im, RIDGE_GEMM_FP8_SCALE_B, mode_b, j, 0);
     if (bias->dtype != RIDGE_NONE)
