@@ -114,6 +114,7 @@ static ridge_problem largest(const ridge_problem *problem)
     return p;
 }
 
+#if defined(__x86_64__) /* plain C needs none */
 /* The largest tiles for every thread: how a group is divided depends on its rows. */
 static size_t workspace_of(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
@@ -123,6 +124,7 @@ static size_t workspace_of(const ridge_device *device, const ridge_kernel *kerne
     return (size_t)device->units *
            (size_t)ridge_round_up((int64_t)(gemm_work_floats(rows, cols) * sizeof(float)), 4096);
 }
+#endif
 
 /* As if the groups shared out all of m or k. */
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
