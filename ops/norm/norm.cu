@@ -91,24 +91,31 @@ static __device__ __forceinline__ void store_columns(void *base, int64_t j, int6
             num_store<DTYPE>(to, PARTS * i, v[i]);
 }
 
-/* The sum of squares by a block; v receives the first HELD columns of this thread. */
-static __device__ __forceinline__ float sum_block(const norm_args &p, const char *x, float *v)
+static __device__ __forceinline__ float add_squares(const float *v, float sum)
 {
-    __shared__ float part[PARTS];
-    float sum = 0.0f;
-
-    load_held(x, threadIdx.x, p.n, p.x_bf16, v);
 #pragma unroll
     for (int i = 0; i < HELD; i++)
         sum = ridge_fma(v[i], v[i], sum); /* past the row +0 is added to a partial sum that is not -0 */
-    for (int64_t j = threadIdx.x + PARTS * HELD; j < p.n; j += PARTS * HELD) {
-        float more[HELD];
+    return sum;
+}
 
-        load_held(x, j, p.n, p.x_bf16, more);
-#pragma unroll
-        for (int i = 0; i < HELD; i++)
-            sum = ridge_fma(more[i], more[i], sum);
+/* Adds the squares of this thread's columns from column j on. */
+static __device__ __forceinline__ float add_columns(const norm_args &p, const char *x, int64_t j, float sum)
+{
+    for (; j < p.n; j += PARTS * HELD) {
+        float v[HELD];
+
+        load_held(x, j, p.n, p.x_bf16, v);
+        sum = add_squares(v, sum);
     }
+    return sum;
+}
+
+/* The sum of the partial sums of a block's threads; every thread gets it. */
+static __device__ __forceinline__ float sum_block(float sum)
+{
+    __shared__ float part[PARTS];
+
     part[threadIdx.x] = sum;
     __syncthreads(); /* all partial sums are written before the first warp reads them */
     if (threadIdx.x < 32) {
@@ -149,7 +156,9 @@ static __global__ void __launch_bounds__(THREADS, 2) rms_block(const __grid_cons
     ptx_grid_dependency_wait();
     if (p.w)
         load_held(p.w, threadIdx.x, p.n, p.w_bf16, w);
-    factor = ridge_rms_factor(sum_block(p, x, v), p.n, p.eps);
+    load_held(x, threadIdx.x, p.n, p.x_bf16, v);
+    factor = add_columns(p, x, (int64_t)threadIdx.x + PARTS * HELD, add_squares(v, 0.0f));
+    factor = ridge_rms_factor(sum_block(factor), p.n, p.eps);
     for (int64_t j = threadIdx.x;;) {
 #pragma unroll
         for (int i = 0; i < HELD; i++)
@@ -181,13 +190,8 @@ template <int BLOCK> static __global__ void __launch_bounds__(THREADS, 2) norm_r
     ptx_grid_dependency_wait();
     if (token >= p.rows) /* whole rows: a warp or a block exits together */
         return;
-    if (p.norm && BLOCK) {
-        float v[HELD];
-
-        factor = ridge_rms_factor(sum_block(p, x, v), p.n, p.eps);
-    } else if (p.norm) {
-        factor = ridge_rms_factor(sum_warp(p, x), p.n, p.eps);
-    }
+    if (p.norm)
+        factor = ridge_rms_factor(BLOCK ? sum_block(add_columns(p, x, at, 0.0f)) : sum_warp(p, x), p.n, p.eps);
     for (int64_t i = at; i < p.n_rot / 2; i += width) {
         const int64_t j = tail + 2 * i;
         const int64_t pos = p.pos64 ? ((const int64_t *)p.pos)[token] : ((const int32_t *)p.pos)[token];
