@@ -43,7 +43,8 @@ typedef struct mma_args {
     int scale_last;        /* scales that do not depend on k: the epilogue applies them */
     int accumulate;
     int paired; /* columns 2i and 2i + 1 of D are one aligned word */
-    int whole;  /* every copy is of 16 bytes */
+    int weights_const;
+    int whole; /* every copy is of 16 bytes */
 } mma_args;
 
 static __device__ __forceinline__ float mma_scale_at(const mma_scale &s, int row, int block)
@@ -385,18 +386,25 @@ template <int TOKENS> struct mma_small_memory {
     mma_small_stage<TOKENS> stage[1];
 };
 
+/* Block kb of k: of B, of A. */
 template <int TOKENS>
-static __device__ __forceinline__ void mma_load_small(const mma_args &p, mma_small_stage<TOKENS> *s, int row, int col,
-                                                      int kb)
+static __device__ __forceinline__ void mma_load_small_b(const mma_args &p, mma_small_stage<TOKENS> *s, int col, int kb)
 {
     const int lane = threadIdx.x % 32;
 
     mma_copy_rows<SMALL_N, 32>(p, ptx_shared(s->b), p.b, p.ldb, p.copy_b, col, p.n, kb, lane);
-    mma_copy_rows<TOKENS, 32>(p, ptx_shared(s->a), p.a, p.lda, p.copy_a, row, p.m, kb, lane);
-    if (!p.scale_last) {
+    if (!p.scale_last)
         mma_copy_scales<SMALL_N, 32>(ptx_shared(s->scale_b), p.scale_b, col, p.n, kb, lane);
+}
+
+template <int TOKENS>
+static __device__ __forceinline__ void mma_load_small_a(const mma_args &p, mma_small_stage<TOKENS> *s, int row, int kb)
+{
+    const int lane = threadIdx.x % 32;
+
+    mma_copy_rows<TOKENS, 32>(p, ptx_shared(s->a), p.a, p.lda, p.copy_a, row, p.m, kb, lane);
+    if (!p.scale_last)
         mma_copy_scales<TOKENS, 32>(ptx_shared(s->scale_a), p.scale_a, row, p.m, kb, lane);
-    }
 }
 
 /* The sum of a part, in shared memory. */
@@ -418,9 +426,12 @@ static __device__ __forceinline__ void mma_part(const mma_args &p, mma_small_mem
     float fin[SMALL_N / 16][TOKENS / 8][4] = {};
     int now = 0, next = p.stages - 1;
 
+    for (int i = 0; i < p.stages - 1 && i < count; i++)
+        mma_load_small_b<TOKENS>(p, &stages[i], col, part + i * PARTS);
+    ptx_grid_dependency_wait(); /* with constant weights here, above B was loaded beside the primary grid */
     for (int i = 0; i < p.stages - 1; i++) {
         if (i < count)
-            mma_load_small<TOKENS>(p, &stages[i], row, col, part + i * PARTS);
+            mma_load_small_a<TOKENS>(p, &stages[i], row, part + i * PARTS);
         mma_copy_commit();
     }
     for (int i = 0; i < count; i++) {
@@ -435,8 +446,10 @@ static __device__ __forceinline__ void mma_part(const mma_args &p, mma_small_mem
         /* orders the warp's copies of this stage before its reads, and its reads of stage `next` before the next copies
          */
         __syncwarp();
-        if (i + p.stages - 1 < count)
-            mma_load_small<TOKENS>(p, &stages[next], row, col, part + (i + p.stages - 1) * PARTS);
+        if (i + p.stages - 1 < count) {
+            mma_load_small_b<TOKENS>(p, &stages[next], col, part + (i + p.stages - 1) * PARTS);
+            mma_load_small_a<TOKENS>(p, &stages[next], row, part + (i + p.stages - 1) * PARTS);
+        }
         mma_copy_commit();
         mma_block<KIND, E5_B, E5_A, SMALL_N / 16, TOKENS / 8>(ptx_shared(stage->b) + at, ptx_shared(stage->a) + at,
                                                               acc);
@@ -470,8 +483,9 @@ static __global__ void __launch_bounds__(256, TOKENS < 32 ? 2 : 1) gemm_small(co
         for (int i = threadIdx.x % 32; i < (SMALL_N + TOKENS) * p.stages; i += 32)
             mine[i / (SMALL_N + TOKENS)].scale_b[i % (SMALL_N + TOKENS)] = 1.0f; /* scale_a follows */
     __syncthreads(); /* marks are cleared before a thread sets one */
-    ptx_grid_dependency_wait();
     ptx_launch_dependents();
+    if (!p.weights_const)
+        ptx_grid_dependency_wait();
     for (int part = warp; part < PARTS; part += warps)
         mma_part<KIND, E5_A, E5_B, TOKENS>(p, s, mine, row, col, part, mma_sum<TOKENS>(p, s, warps, part));
     __syncthreads(); /* all sums and marks are written before they are read */

@@ -171,6 +171,7 @@ static mma_args args_of(const ridge_call *call, const mma_tile *tile)
     p.dtype = (int)d->dtype;
     p.bias_dtype = (int)bias->dtype;
     p.scale_last = mode == RIDGE_SCALE_TENSOR || mode == RIDGE_SCALE_ROW;
+    p.weights_const = (call->flags & RIDGE_WEIGHTS_CONST) != 0;
     p.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
     p.paired = ((uint64_t)(uintptr_t)p.d | (uint64_t)p.ldd * size) % (2 * size) == 0;
     return p;

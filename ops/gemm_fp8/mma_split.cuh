@@ -41,16 +41,19 @@ static __device__ __forceinline__ void mma_step(mma_walk *w, int blocks)
         w->block = ++w->part;
 }
 
-static __device__ __forceinline__ void mma_load_split(const mma_args &p, mma_split_stage *s, int col, int kb)
+/* Block kb of k: of B, of A. */
+static __device__ __forceinline__ void mma_load_split_b(const mma_args &p, mma_split_stage *s, int col, int kb)
 {
-    const int thread = threadIdx.x;
+    mma_copy_rows<SPLIT_N, LARGE_THREADS>(p, ptx_shared(s->b), p.b, p.ldb, p.copy_b, col, p.n, kb, threadIdx.x);
+    if (!p.scale_last)
+        mma_copy_scales<SPLIT_N, LARGE_THREADS>(ptx_shared(s->scale_b), p.scale_b, col, p.n, kb, threadIdx.x);
+}
 
-    mma_copy_rows<SPLIT_N, LARGE_THREADS>(p, ptx_shared(s->b), p.b, p.ldb, p.copy_b, col, p.n, kb, thread);
-    mma_copy_rows<SPLIT_TOKENS, LARGE_THREADS>(p, ptx_shared(s->a), p.a, p.lda, p.copy_a, 0, p.m, kb, thread);
-    if (!p.scale_last) {
-        mma_copy_scales<SPLIT_N, LARGE_THREADS>(ptx_shared(s->scale_b), p.scale_b, col, p.n, kb, thread);
-        mma_copy_scales<SPLIT_TOKENS, LARGE_THREADS>(ptx_shared(s->scale_a), p.scale_a, 0, p.m, kb, thread);
-    }
+static __device__ __forceinline__ void mma_load_split_a(const mma_args &p, mma_split_stage *s, int kb)
+{
+    mma_copy_rows<SPLIT_TOKENS, LARGE_THREADS>(p, ptx_shared(s->a), p.a, p.lda, p.copy_a, 0, p.m, kb, threadIdx.x);
+    if (!p.scale_last)
+        mma_copy_scales<SPLIT_TOKENS, LARGE_THREADS>(ptx_shared(s->scale_a), p.scale_a, 0, p.m, kb, threadIdx.x);
 }
 
 /* sum = fin for the first part, sum + fin for the second; fin = 0. */
@@ -109,11 +112,18 @@ static __global__ void __launch_bounds__(LARGE_THREADS, 2) gemm_split(const __gr
             s->stage[stage].scale_b[i] = 1.0f; /* scale_a follows */
     }
     __syncthreads(); /* marks are cleared before a thread sets one */
-    ptx_grid_dependency_wait();
     ptx_launch_dependents();
+    if (!p.weights_const)
+        ptx_grid_dependency_wait();
+    for (int i = 0; i < p.stages - 1 && load.part < end && load.block < p.blocks; i++) {
+        mma_load_split_b(p, &s->stage[i], col, load.block);
+        mma_step(&load, p.blocks);
+    }
+    ptx_grid_dependency_wait(); /* constant weights have been loaded beside the primary grid */
+    load = at;
     for (int i = 0; i < p.stages - 1; i++) {
         if (load.part < end && load.block < p.blocks) {
-            mma_load_split(p, &s->stage[i], col, load.block);
+            mma_load_split_a(p, &s->stage[i], load.block);
             mma_step(&load, p.blocks);
         }
         mma_copy_commit();
@@ -131,7 +141,8 @@ static __global__ void __launch_bounds__(LARGE_THREADS, 2) gemm_split(const __gr
         /* orders all copies of this stage before reads of it, and all reads of stage `next` before its next copies */
         __syncthreads();
         if (load.part < end && load.block < p.blocks) {
-            mma_load_split(p, &s->stage[next], col, load.block);
+            mma_load_split_b(p, &s->stage[next], col, load.block);
+            mma_load_split_a(p, &s->stage[next], load.block);
             mma_step(&load, p.blocks);
         }
         mma_copy_commit();
@@ -161,8 +172,8 @@ static __global__ void __launch_bounds__(256) gemm_split_sum(const __grid_consta
     const bool both = p.n % 2 == 0; /* the two columns are one aligned word */
     float2 v[PARTS], x;
 
-    ptx_grid_dependency_wait();
     ptx_launch_dependents();
+    ptx_grid_dependency_wait();
     if (row >= p.m)
         return;
 #pragma unroll
