@@ -446,7 +446,7 @@ def tp(args, n, record):
 
             try:
                 write(provider, timed(step, 3 if args.small else 20))
-                if CUDA and provider.startswith("ridge") and not whole:
+                if CUDA and provider.startswith("ridge"):
                     if provider in ("ridge-16", "ridge-copy"):
                         traced(args, f"pair-{width[0]}-{provider}", step)
                     write(provider + "-graph", timed(captured(step), 3 if args.small else 20))

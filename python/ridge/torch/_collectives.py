@@ -1,5 +1,7 @@
 """_collectives.py: the two collectives that ridge uses of a process group; they move bytes and add nothing. Of a group for which
 copy_engine was called they are copies that the GPUs' copy engines make out of PyTorch's symmetric memory."""
+import ctypes as C
+import functools
 import weakref
 
 import torch
@@ -42,6 +44,32 @@ def gathered(t, group):
 
 
 _copies = weakref.WeakKeyDictionary()  # group -> Copies
+
+
+class _Memcpy2D(C.Structure):
+    """CUDA_MEMCPY2D"""
+    _fields_ = [(f"{side}{name}", kind) for side in ("src", "dst") for name, kind in (
+        ("XInBytes", C.c_size_t), ("Y", C.c_size_t), ("MemoryType", C.c_int), ("Host", C.c_void_p), ("Device", C.c_void_p),
+        ("Array", C.c_void_p), ("Pitch", C.c_size_t))] + [("WidthInBytes", C.c_size_t), ("Height", C.c_size_t)]
+
+
+@functools.cache
+def _copy_2d():
+    return C.CDLL("libcuda.so.1").cuMemcpy2DAsync_v2
+
+
+def _placed(mine, theirs):
+    """Copies on the current stream into a tensor, or into columns of one: for these PyTorch would launch a kernel, which copy engines
+    do without."""
+    if mine.is_contiguous():
+        mine.copy_(theirs)
+        return
+    (rows, cols), of = mine.shape, mine.element_size()
+    how = _Memcpy2D(srcMemoryType=2, srcDevice=theirs.data_ptr(), srcPitch=cols * of,  # 2: CU_MEMORYTYPE_DEVICE
+                    dstMemoryType=2, dstDevice=mine.data_ptr(), dstPitch=mine.stride(0) * of, WidthInBytes=cols * of, Height=rows)
+    status = _copy_2d()(C.byref(how), C.c_void_p(torch.cuda.current_stream().cuda_stream))
+    if status:
+        raise Error(f"copying {rows} x {cols * of} bytes: cuMemcpy2DAsync ends with {status}")
 
 
 class _Buffer:
@@ -95,7 +123,7 @@ class Copies:
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             for theirs, mine in pairs:
-                mine.copy_(theirs)
+                _placed(mine, theirs)
                 mine.record_stream(self.stream)
             done = torch.cuda.Event()
             done.record()
@@ -105,8 +133,9 @@ class Copies:
         n, rank = self.group.size(), self.group.rank()
         return [(rank + other) % n for other in range(1, n)]
 
-    def gathering(self, tensors, own):
-        """Of several tensors at once, which lie in a room or go there; own: this rank's parts too."""
+    def gathering(self, tensors, own, side_by_side=False):
+        """Of several tensors at once, which lie in a room or go there; own: this rank's parts too. side_by_side: parts of the first, a
+        matrix, are columns of one."""
         n, rank = self.group.size(), self.group.rank()
         if tensors[0].data_ptr() not in self.ready:
             for there, t in zip(room := self.room([(t.shape, t.dtype) for t in tensors], tensors[0].device), tensors):
@@ -114,11 +143,12 @@ class Copies:
             tensors = room
         buffer, at = self.ready.pop(tensors[0].data_ptr())
         out = [t.new_empty(n, *t.shape) for t in tensors]
-        if own:
-            for t, o in zip(tensors, out):
-                o[rank].copy_(t)
-        wait = self.copying(buffer, [(buffer.of(r, t.shape, t.dtype, first), o[r]) for t, o, first in zip(tensors, out, at)
-                                     for r in self.others()])
+        parts = list(out)
+        if side_by_side:
+            out[0] = out[0].view(tensors[0].shape[0], -1)
+            parts[0] = out[0].unflatten(1, (n, -1)).transpose(0, 1)
+        wait = self.copying(buffer, [(buffer.of(r, t.shape, t.dtype, first), o[r]) for t, o, first in zip(tensors, parts, at)
+                                     for r in self.others() + [rank] * own])
 
         def waited():
             wait()
@@ -187,6 +217,20 @@ def gathering_both(t, u, group, own=True):
     def wait(_=(t, u)):
         _tried("all_gather_into_tensor", group, work.wait)
         return out
+    return wait
+
+
+def gathering_columns(t, u, group):
+    """gathering_both of which the first, matrices of bytes [rows, cols], become one: [rows, ranks * cols]."""
+    copies = by_copies(group)
+    if copies:
+        return copies.gathering((t.contiguous(), u.contiguous()), True, True)
+    both = gathering_both(t, u, group)
+
+    def wait():
+        codes, u = both()
+        codes = codes.view(torch.int64).transpose(0, 1).flatten(1)  # PyTorch copies bytes one by one: four times as long
+        return codes.view(torch.uint8), u
     return wait
 
 

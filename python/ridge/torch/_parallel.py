@@ -14,7 +14,7 @@ from .. import _ops as ops
 from .._core import ArgumentError
 from . import _library as L
 from ._arrays import Arrays, Beside, dtype_number
-from ._collectives import by_copies, empty_parts, gathering_both, trading
+from ._collectives import by_copies, empty_parts, gathering_both, gathering_columns, trading
 from ._functions import _once
 
 _on_tensors = Arrays()
@@ -79,13 +79,11 @@ def _quantised(two, form, dtype, sums=False, group=None, sent=0):
 def _all_columns(qt, st, by_row, group):
     """Begins to gather codes of the transpose [cols, rows] of all ranks' rows, and scales: [rows/128, cols], or of blocks
     [cols/128, rows/128]; ends with both."""
-    both = gathering_both(qt, st, group)
+    both = gathering_columns(qt, st, group)
 
     def wait():
         codes, s = both()
-        rows = codes.shape[-1] * codes.shape[0]
-        codes = codes.view(torch.int64).transpose(0, 1).flatten(1)  # PyTorch copies bytes one by one: four times as long
-        return codes.view(torch.uint8).view(-1, rows), s.flatten(0, 1) if by_row else s.transpose(0, 1).flatten(1)
+        return codes, s.flatten(0, 1) if by_row else s.transpose(0, 1).flatten(1)
     return wait
 
 
