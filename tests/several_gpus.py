@@ -4,13 +4,14 @@
         [--lib libridge.so]
 
 layers: tensor-parallel Fp8Linears against one device's layers: the bits of y and dW of one cut by columns, of dX and dW of one
-cut by rows, with and without products that leave multiprocessors to NCCL, and by copy engine. problems: loss and gradients of the
-slices against one device's op: whole and sharded rows, mean and sum, options, dtypes, uneven slices; the same bits on all ranks
-and in a second run. gathers: Fp8Linears whose weights FSDP2 gathers as codes, cut at blocks, within them and with ranks that have
-no row, against weights gathered as they are. steps: one training step again and again, every result held against the first one's
-bits on the device. replays: the same from a CUDA graph. failures: a rank is killed, stopped, or takes no turn in a step of its
-own choice: every other rank must get an error within the group's deadline (--deadline, four seconds) and two more, and none may
-hang; the processes that are left then make a new group for the next failure. Ends with "N passed, N failed".
+cut by rows, with and without products that leave multiprocessors to NCCL, and by copy engine. problems: loss and gradients of
+the slices against one device's op: whole and sharded rows, mean and sum, options, dtypes, uneven slices; the same bits on all
+ranks and in a second run. disagreements: the last rank asks for something else. gathers: Fp8Linears whose weights FSDP2 gathers
+as codes, cut at blocks, within them and with ranks that have no row, against weights gathered as they are. steps: one training
+step again and again, every result held against the first one's bits on the device. replays: the same from a CUDA graph.
+failures: a rank is killed, stopped, or takes no turn in a step of its own choice: every other rank must get an error within the
+group's deadline (--deadline, four seconds) and two more, and none may hang; the processes that are left then make a new group
+for the next failure. Ends with "N passed, N failed".
 """
 import argparse
 import datetime
@@ -244,10 +245,35 @@ def soak(rank, n, R, D, device, args):
     return (0, 1) if int(wrong) else (total, 0)
 
 
+def disagreements(rank, n, R, D, device, args):
+    """(passed, failed): the last rank asks for something else; every rank must get the error that names it, and go on."""
+    x, w, t = operands(64, 64, 128 * n, torch.bfloat16, device)
+    first, count = D._part(128 * n, n, rank)
+    part, odd = w[first:first + count], rank == n - 1
+    good = bad = 0
+    for field, rows, more in (("label_smoothing", 64, dict(label_smoothing=0.1 * odd)), ("input.shape", 64 - odd, {}),
+                              ("reduction", 64, dict(reduction="sum" if odd else "mean")), ("vocab_offset", 64, dict(vocab_offset=first + odd)),
+                              ("sum of target", 64, {})):
+        of = t[:rows].clone()
+        of[1] = odd if field == "sum of target" else 0
+        try:
+            D.linear_cross_entropy(x[:rows], part, of, group=dist.group.WORLD, **more)
+            said = "no error"
+        except R.ArgumentError as error:
+            said = str(error)
+        fine = field in said and f"rank {n - 1}" in said
+        if not fine:
+            print(f"rank {rank}: disagreement about {field}: {said}", flush=True)
+        good, bad = good + fine, bad + (not fine)
+    loss = D.linear_cross_entropy(x, part, t, group=dist.group.WORLD)
+    fine = bool(torch.isfinite(loss)) and same_everywhere(loss)
+    return good + fine, bad + (not fine)
+
+
 def steady(rank, n, port, args):
     R, D, device = open_rank(rank, n, port, 120)
     good, bad = 0, 0
-    for part in (problems, soak, gathers, layers, by_copy_engine):
+    for part in (problems, disagreements, soak, gathers, layers, by_copy_engine):
         try:
             a, b = part(rank, n, R, D, device, args)
         except Exception:
