@@ -17,7 +17,7 @@ BUILD_PACKAGES = cmake ninja-build gcc pkg-config libjansson-dev libutf8proc-dev
 TEST_PACKAGES = g++ clang clang-format libcmocka-dev libmpfr-dev libopenmpi-dev openmpi-bin libomp-dev python3 python3-venv \
     "libclang-rt-18-dev|libclang-rt-14-dev|libclang-common-14-dev"
 
-.PHONY: wheel all demo test bench tune asan tsan fuzz memcheck teeth mutants format check docs install deps clean help
+.PHONY: wheel all demo test bench tune asan tsan fuzz memcheck gpus teeth mutants format check docs install deps clean help
 .DEFAULT_GOAL := all
 
 ## all: the library and the tool, in build/
@@ -74,6 +74,10 @@ memcheck: all
 	for what in 'swiglu_*' '*quantize*' '*norm*' '*ce_*' 'q8_0_re*' 'q8_0_un*' multiply 'gemm_fp8 m=200 n=264 k=400'; do \
 	    compute-sanitizer --tool racecheck --error-exitcode 1 \
 	        $(RIDGE) test --quick --once --units 4 --device cuda --quiet $$what || exit 1; done
+
+## gpus: tests and benches of several GPUs, on all that the machine has (2, 4, 8; RANKS=N, PYTHON=python3); CSV=FILE keeps the record
+gpus: all
+	@PYTHON=$(or $(PYTHON),python3) sh tests/several_gpus.sh $(BUILD) $(CSV)
 
 ## teeth: plant faults in copies of the rows, of the CPU and of a GPU where there is one; every one must be caught
 teeth: all

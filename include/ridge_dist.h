@@ -6,8 +6,9 @@
  *
  *     ridge_mpi mpi;
  *     ridge_peers peers = ridge_mpi_peers(&mpi, MPI_COMM_WORLD, 60);
- *     ridge_dist_shard(vocab, 1, peers.rank, peers.size, &first, &count);       // this rank's classes: w [count,
- * hidden] ridge_call call = ridge_linear_ce_train(tokens, hidden, count, x, w, target, loss, dx, dw);
+ *     // This rank's classes: w is [count, hidden].
+ *     ridge_dist_shard(vocab, 1, peers.rank, peers.size, &first, &count);
+ *     ridge_call call = ridge_linear_ce_train(tokens, hidden, count, x, w, target, loss, dx, dw);
  *     call.opt.ce.vocab_offset = first, call.opt.ce.vocab_total = vocab;
  *     if (ridge_dist_open(device, &peers, &dist) || ridge_dist_agree(dist, &call, 0) ||
  *         ridge_dist_workspace_bytes(dist, &call, 0, &bytes) || // allocate

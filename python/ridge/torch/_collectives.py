@@ -117,29 +117,36 @@ class Copies:
         self.ready[found[0].data_ptr()] = buffer, at
         return found
 
-    def copying(self, buffer, pairs):
-        """Begins to copy where all ranks have come so far: pairs of a rank's part and where it goes; ends with waiting for it."""
-        buffer.meet(self.seconds)
+    def copying(self, buffer, groups, met=False):
+        """Begins to copy where all ranks have come so far, or have been already (met): groups of pairs of a rank's part and where it
+        goes; ends with what waits for each group."""
+        if not met:
+            buffer.meet(self.seconds)
         self.stream.wait_stream(torch.cuda.current_stream())
+        waits = []
         with torch.cuda.stream(self.stream):
-            for theirs, mine in pairs:
-                _placed(mine, theirs)
-                mine.record_stream(self.stream)
-            done = torch.cuda.Event()
-            done.record()
-        return done.wait
+            for pairs in groups:
+                for theirs, mine in pairs:
+                    _placed(mine, theirs)
+                    mine.record_stream(self.stream)
+                done = torch.cuda.Event()
+                done.record()
+                waits.append(done.wait)
+        return waits
 
     def others(self):
         n, rank = self.group.size(), self.group.rank()
         return [(rank + other) % n for other in range(1, n)]
 
-    def gathering(self, tensors, own, side_by_side=False):
+    def gathering(self, tensors, own, side_by_side=False, met=False):
         """Of several tensors at once, which lie in a room or go there; own: this rank's parts too. side_by_side: parts of the first, a
-        matrix, are columns of one."""
+        matrix, are columns of one. met: if they lay in a room when the ranks last met. What waits takes a number: of the other ranks'
+        parts in the order of others(), 0: all."""
         n, rank = self.group.size(), self.group.rank()
-        if tensors[0].data_ptr() not in self.ready:
-            for there, t in zip(room := self.room([(t.shape, t.dtype) for t in tensors], tensors[0].device), tensors):
-                there.copy_(t)
+        there = tensors[0].data_ptr() in self.ready
+        if not there:
+            for place, t in zip(room := self.room([(t.shape, t.dtype) for t in tensors], tensors[0].device), tensors):
+                place.copy_(t)
             tensors = room
         buffer, at = self.ready.pop(tensors[0].data_ptr())
         out = [t.new_empty(n, *t.shape) for t in tensors]
@@ -147,25 +154,30 @@ class Copies:
         if side_by_side:
             out[0] = out[0].view(tensors[0].shape[0], -1)
             parts[0] = out[0].unflatten(1, (n, -1)).transpose(0, 1)
-        wait = self.copying(buffer, [(buffer.of(r, t.shape, t.dtype, first), o[r]) for t, o, first in zip(tensors, parts, at)
-                                     for r in self.others() + [rank] * own])
+        waits = self.copying(buffer, [[(buffer.of(r, t.shape, t.dtype, first), o[r]) for t, o, first in zip(tensors, parts, at)]
+                                      for r in self.others() + [rank] * own], met and there)
 
-        def waited():
-            wait()
+        def waited(count=0):
+            waits[count - 1]()
             return out
         return waited
 
     def trading(self, parts):
         """`trading` of parts [ranks, ..] in a room."""
         buffer, _ = self.ready.pop(parts.data_ptr())
-        out, first = torch.empty_like(parts), self.group.rank() * parts[0].numel() * parts.element_size()
-        return out, self.copying(buffer, [(buffer.of(r, parts.shape[1:], parts.dtype, first), out[r]) for r in self.others()])
+        n, rank = self.group.size(), self.group.rank()
+        out, first = torch.empty_like(parts), rank * parts[0].numel() * parts.element_size()
+
+        def begin(distances):
+            return self.copying(buffer, [[(buffer.of(r, parts.shape[1:], parts.dtype, first), out[r])
+                                          for r in ((rank - d) % n for d in distances)]])[0]
+        return out, begin
 
     def gathering_in(self, parts):
         """Of parts in a room, whose part of this rank's number is its own; it lasts until two more transfers."""
         buffer, _ = self.ready.pop(parts.data_ptr())
         bytes_ = parts[0].numel() * parts.element_size()
-        wait = self.copying(buffer, [(buffer.of(r, parts.shape[1:], parts.dtype, r * bytes_), parts[r]) for r in self.others()])
+        wait, = self.copying(buffer, [[(buffer.of(r, parts.shape[1:], parts.dtype, r * bytes_), parts[r]) for r in self.others()]])
 
         def waited():
             wait()
@@ -220,11 +232,11 @@ def gathering_both(t, u, group, own=True):
     return wait
 
 
-def gathering_columns(t, u, group):
-    """gathering_both of which the first, matrices of bytes [rows, cols], become one: [rows, ranks * cols]."""
+def gathering_columns(t, u, group, met=False):
+    """gathering_both of which the first, matrices of bytes [rows, cols], become one: [rows, ranks * cols]. met: as Copies.gathering."""
     copies = by_copies(group)
     if copies:
-        return copies.gathering((t.contiguous(), u.contiguous()), True, True)
+        return copies.gathering((t.contiguous(), u.contiguous()), True, True, met)
     both = gathering_both(t, u, group)
 
     def wait():
@@ -246,26 +258,28 @@ def transposed(parts, group):
 
 
 def trading(parts, group):
-    """transposing of all parts but this rank's own, for which the result has room: (the result, what waits for the others')."""
+    """transposing of all parts but this rank's own, for which the result has room: (the result, what begins it). By copies it may begin
+    several times: where each rank has written its parts for those that lie at some `distances` behind it. It gives what waits."""
     if by_copies(group):
         return by_copies(group).trading(parts)
     rank, n = group.rank(), group.size()
     out = torch.empty_like(parts)
-    if n == 1:
-        return out, lambda: None
-    if not parts.is_cuda:  # gloo has no list of tensors
-        wait = transposing(parts, group)
-
-        def kept():
-            every = wait()
-            for r in range(n):
-                if r != rank:
-                    out[r] = every[r]
-        return out, kept
     none = parts.new_empty(0)
-    to, from_ = ([none if r == rank else t[r] for r in range(n)] for t in (parts, out))
-    work = _tried("all_to_all", group, dist.all_to_all, from_, to, group=group, async_op=True)
 
-    def wait_for(_=parts):
-        _tried("all_to_all", group, work.wait)
-    return out, wait_for
+    def begin(_):
+        if not parts.is_cuda:  # gloo has no list of tensors
+            wait = transposing(parts, group)
+
+            def kept():
+                every = wait()
+                for r in range(n):
+                    if r != rank:
+                        out[r] = every[r]
+            return kept
+        to, from_ = ([none if r == rank else t[r] for r in range(n)] for t in (parts, out))
+        work = _tried("all_to_all", group, dist.all_to_all, from_, to, group=group, async_op=True)
+
+        def wait_for(_=parts):
+            _tried("all_to_all", group, work.wait)
+        return wait_for
+    return out, begin

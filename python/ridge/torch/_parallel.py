@@ -76,10 +76,10 @@ def _quantised(two, form, dtype, sums=False, group=None, sent=0):
     return q.view(torch.uint8), s, qt.view(torch.uint8), st, sums
 
 
-def _all_columns(qt, st, by_row, group):
+def _all_columns(qt, st, by_row, group, met=False):
     """Begins to gather codes of the transpose [cols, rows] of all ranks' rows, and scales: [rows/128, cols], or of blocks
     [cols/128, rows/128]; ends with both."""
-    both = gathering_columns(qt, st, group)
+    both = gathering_columns(qt, st, group, met)
 
     def wait():
         codes, s = both()
@@ -108,10 +108,29 @@ def _gemm_beside(a, s, b, t, scales, dtype, group, received, bias=None, out=None
     return out
 
 
-def _others(group):
-    """Ranges of ranks before and behind this one."""
-    rank, n = group.rank(), group.size()
-    return [(a, b) for a, b in ((0, rank), (rank + 1, n)) if a < b]
+def _ranges(ranks):
+    """Ranks as ranges."""
+    found: list[list[int]] = []
+    for r in sorted(ranks):
+        if found and found[-1][1] == r:
+            found[-1][1] += 1
+        else:
+            found.append([r, r + 1])
+    return found
+
+
+def _distances(group, staged):
+    """Distances to the other ranks, those together whose parts are multiplied before any of them travels: staged: in three steps."""
+    every = list(range(1, group.size()))
+    steps = min(len(every), 3) if staged and by_copies(group) else 1
+    return [every[len(every) * i // steps:len(every) * (i + 1) // steps] for i in range(steps)]
+
+
+def _arriving(group):
+    """(how many ranks' parts are waited for, 0: all; of which these are multiplied then): by copies they come one after another."""
+    n, rank = group.size(), group.rank()
+    others = [(rank + d) % n for d in range(1, n)]
+    return [(1, others[:1]), (0, others[1:])] if by_copies(group) and n > 2 else [(0, others)]
 
 
 def _product_of_all(q, s, group, codes, weight, dtype, bias=None, more=None):
@@ -128,36 +147,43 @@ def _product_of_all(q, s, group, codes, weight, dtype, bias=None, more=None):
     if alone:
         _gemm_beside(q.view(codes), s, b, t, scales, dtype, group, (2 if more else 1) * (group.size() - 1) * q.numel(), bias,
                      y[rank * rows:(rank + 1) * rows])
-    every, tables = both()
-    every = every.view(codes)
-    for first, end in _others(group) if alone else [(0, group.size())]:
-        _gemm(every[first:end].flatten(0, 1), tables[first:end].transpose(0, 1).flatten(1), b, t, scales, dtype, bias,
-              y[first * rows:end * rows], xp if more and group.size() > 2 else _on_tensors)
+    for count, ranks in _arriving(group) if alone else [(0, range(group.size()))]:
+        every, tables = both(count) if count else both()
+        for first, end in _ranges(ranks):
+            _gemm(every[first:end].view(codes).flatten(0, 1), tables[first:end].transpose(0, 1).flatten(1), b, t, scales, dtype, bias,
+                  y[first * rows:end * rows], xp if more and group.size() > 2 else _on_tensors)
     return y
 
 
 def _sum_of_products(q, s, b, t, dtype, group, beside=0):
     """Begins this rank's rows of the sum over the ranks of q [ranks * rows, k] times b; ends with them. What other ranks wait for is
-    multiplied first, beside a transfer of so many bytes, and travels beside the product of this rank's own rows."""
+    multiplied first, beside a transfer of so many bytes, and travels beside the product of this rank's own rows; where there is no such
+    transfer, nothing is expected to follow beside which it would travel: by copies each third of it goes beside the next."""
     n, rank, scales = group.size(), group.rank(), "row128_blk128"
     rows = q.shape[0] // n
     partial = empty_parts(group, n, rows, b.shape[0], q, dtype)
+    waits = []
     if rows < _LEAST or n == 1:
         _gemm(q, s, b, t, scales, dtype, None, partial.flatten(0, 1))
-        parts, wait = (partial, lambda: None) if n == 1 else trading(partial, group)
+        parts = partial
         if n > 1:
+            parts, begin = trading(partial, group)
+            waits.append(begin(range(1, n)))
             parts[rank] = partial[rank]
     else:
-        for first, end in _others(group):
-            of = q[first * rows:end * rows], s[:, first * rows:end * rows], b, t, scales, dtype
-            out = partial[first:end].flatten(0, 1)
-            _gemm_beside(*of, group, beside, None, out) if beside else _gemm(*of, None, out)
-        parts, wait = trading(partial, group)
+        parts, begin = trading(partial, group)
+        for distances in _distances(group, not beside):
+            for first, end in _ranges((rank + d) % n for d in distances):
+                of = q[first * rows:end * rows], s[:, first * rows:end * rows], b, t, scales, dtype
+                out = partial[first:end].flatten(0, 1)
+                _gemm_beside(*of, group, beside, None, out) if beside else _gemm(*of, None, out)
+            waits.append(begin(distances))
         _gemm_beside(q[rank * rows:(rank + 1) * rows], s[:, rank * rows:(rank + 1) * rows], b, t, scales, dtype, group,
                      (n - 1) * partial[0].numel() * partial.element_size(), None, parts[rank])
 
     def summed():
-        wait()
+        for wait in waits:
+            wait()
         return ops.sum_parts(_on_tensors, parts)
     return summed
 
@@ -229,7 +255,7 @@ class Row(torch.autograd.Function):
         columns = []
 
         def more():  # behind the gather of the rows
-            columns.append(_all_columns(gtq, gts, True, group))
+            columns.append(_all_columns(gtq, gts, True, group, True))
 
         if ctx.needs_input_grad[0]:
             dx = _rows_last(_product_of_all(gq, gs, group, code, lambda: (wtq, wts), dy.dtype, None,
