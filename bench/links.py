@@ -8,18 +8,18 @@ records (bench/records) of suite dist: us is the median of the slowest rank. Pro
 problem, taken on every device at once, so that all are as hot as with several. Bandwidths (gbps) are bytes received by a rank.
 
 links: all_gather, all_to_all, all_reduce by size; with NCCL's own number of CTAs (nccl) and with 8 and 16 (nccl-8, nccl-16); a
-bf16 product alone and while all-gathers run beside it. copies: the first two by copy engine (nccl-copy), which NCCL does with
-memory that is registered as a window, if it can. loss: linear cross entropy with gradients and without, whole and sharded rows,
-and with logits made again in backward (recompute), over a group of 16 CTAs whose transfers go first (ridge-16); the last shape is
-what the host takes; vocab-parallel is logits in bf16 and three all_reduce, in PyTorch; liger, liger-logits, megatron and cce:
-Liger's tensor-parallel losses over hidden states and over logits, Megatron's fused one, Apple's cut cross entropy; -graph: a step
-as a CUDA graph. fsdp: MLPs of Llama-3-8B's width, forward and backward: torch in bf16 with torch.compile, torchao's float8 with
-its FP8 all-gather likewise; Fp8Linear with weights gathered in bf16 and as codes; gathered bytes in peak_bytes. tp: two linear
-layers of an MLP, cut by columns and by rows, forward and backward: Fp8Linears, as many products without a transfer (ridge-local),
-torch's in bf16 compiled, torch-async with products and transfers in one (async TP). ridge-16: over a group whose transfers take
-16 CTAs at most and go first; ridge-copy: by copy engine; -graph: a step as a CUDA graph; ridge-host: as many calls of layers of
-256, which is what the host takes. --trace: a timeline of a step of each of ridge's, by PyTorch's profiler. model: what 8, 64 and
-10000 GPUs would do, from the latency and bandwidth that `links` has measured in this run. NVLink multicast stays off.
+bf16 product alone and while all-gathers run beside it. loss: linear cross entropy with gradients and without, whole and
+sharded rows, and with logits made again in backward (recompute), over a group of 16 CTAs whose transfers go first (ridge-16);
+the last shape is what the host takes; vocab-parallel is logits in bf16 and three all_reduce, in PyTorch; liger, liger-logits,
+megatron and cce: Liger's tensor-parallel losses over hidden states and over logits, Megatron's fused one, Apple's cut cross
+entropy; -graph: a step as a CUDA graph. fsdp: MLPs of Llama-3-8B's width, forward and backward: torch in bf16 with
+torch.compile, torchao's float8 with its FP8 all-gather likewise; Fp8Linear with weights gathered in bf16 and as codes;
+gathered bytes in peak_bytes. tp: two linear layers of an MLP, cut by columns and by rows, forward and backward: Fp8Linears, as
+many products without a transfer (ridge-local), torch's in bf16 compiled, torch-async with products and transfers in one (async
+TP). ridge-16: over a group whose transfers take 16 CTAs at most and go first; ridge-copy: by copy engine; -graph: a step as a
+CUDA graph; ridge-host: as many calls of layers of 256, which is what the host takes. --trace: a timeline of a step of each of
+ridge's, by PyTorch's profiler. model: what 8, 64 and 10000 GPUs would do, from the latency and bandwidth that `links` has
+measured in this run. NVLink multicast stays off.
 """
 import argparse
 import datetime
@@ -157,22 +157,6 @@ def links(args, n, record):
         torch.cuda.synchronize()
         record("matmul", f"m={side} n={side} k={side} beside=all_gather ranks={n} covered={int(hidden)}", provider, us,
                tflops=2e-6 * side**3 / us[0])
-
-
-def copies(args, n, record):
-    """all_gather and all_to_all by copy engine: without a CTA, over memory that all ranks have registered as a window of the group."""
-    import torch.distributed._symmetric_memory as symmetric
-    symmetric.set_backend("NCCL")
-    group = dist.new_group()
-    dist.all_reduce(torch.zeros(1, device=DEVICE), group=group)
-    for size in (1 << 20, 16 << 20, 128 << 20, 512 << 20):
-        whole, other, part = (symmetric.empty(size // 2 // k, dtype=torch.bfloat16, device=DEVICE) for k in (1, 1, n))
-        for t in (whole, other, part):
-            symmetric.rendezvous(t, group.group_name)
-        for op, run in (("all_gather", lambda: dist.all_gather_into_tensor(whole, part, group=group)),
-                        ("all_to_all", lambda: dist.all_to_all_single(whole, other, group=group))):
-            us = timed(run, 20)
-            record(op, f"bytes={size} ranks={n}", "nccl-copy", us, gbps=size * (n - 1) / n / us[0] / 1e3)
 
 
 # ------------------------------------------------------------------------------------------------------------------ loss
@@ -513,8 +497,6 @@ model.seen = {}
 
 def main(rank, args, n, port, now):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    if "copies" in args.parts:
-        os.environ["NCCL_CTA_POLICY"] = "2"  # none
     if CUDA:
         torch.cuda.set_device(rank)
     else:
@@ -542,7 +524,7 @@ def main(rank, args, n, port, now):
 
     for part in args.parts.split(","):
         begun = time.monotonic()
-        {"links": links, "copies": copies, "loss": loss, "fsdp": fsdp, "tp": tp, "model": model}[part](args, n, record)
+        {"links": links, "loss": loss, "fsdp": fsdp, "tp": tp, "model": model}[part](args, n, record)
         if rank == 0:
             print(f"{part}: {time.monotonic() - begun:.1f} s", flush=True)
         if CUDA:

@@ -153,7 +153,8 @@ def shard(model, args, own, fp8):
 
 
 def cut(model, args, own):
-    """Tensor parallelism with the sequence cut between the layers. A rank's rows of qkv and of gate_up are its heads and its columns."""
+    """Tensor parallelism with the sequence cut between the layers. A rank's rows of qkv and of gate_up are its heads and its columns:
+    they are brought together first, so that the model stays what it is on one GPU."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
     import ridge.torch.distributed as D
@@ -166,6 +167,9 @@ def cut(model, args, own):
         plan |= {f"blocks.{i}.{name}": SequenceParallel(use_local_output=True) for name in ("norm1", "norm2")}
         plan |= {f"blocks.{i}.{name}": column for name in ("qkv", "gate_up")}
         plan |= {f"blocks.{i}.{name}": D.Fp8RowwiseParallel() if own else row for name in ("out", "down")}
+        for layer, parts in ((block.qkv, [n * block.size for n in (block.heads, block.kv, block.kv)]), (block.gate_up, [args.inner] * 2)):
+            shares = [rows.chunk(args.ranks) for rows in layer.weight.detach().split(parts)]
+            layer.weight.detach().copy_(torch.cat([share[r] for r in range(args.ranks) for share in shares]))
         block.heads, block.kv = block.heads // args.ranks, block.kv // args.ranks
         block.tail = down_of_ranks if own else block.tail
     if own:
@@ -325,7 +329,7 @@ def write(args, suite, rows):
 
 def run(args, kind, **more):
     """Trains all providers, prints a line of each and writes the record; `more` joins the problem."""
-    tokens = text_tokens(args.steps * args.ranks * args.tokens + 1, args.vocab).to(args.device)
+    tokens = text_tokens(args.steps * (1 if args.tp else args.ranks) * args.tokens + 1, args.vocab).to(args.device)
     names = {"tokens": args.tokens, "layers": args.layers, "hidden": args.hidden, "vocab": args.vocab} | more
     problem = " ".join(f"{name}={value}" for name, value in names.items())
     rows, first = [], None

@@ -92,11 +92,14 @@ static int train(rank *r, ridge_dist *dist, layer *l, cudaStream_t stream)
 
     call.opt.ce.vocab_offset = l->first;
     call.opt.ce.vocab_total = VOCAB;
-    if (ridge_dist_agree(dist, &call, 0) || ridge_dist_workspace_bytes(dist, &call, 0, &l->bytes))
-        return failed(r, "ridge_dist", ridge_dist_error());
+    if (ridge_dist_workspace_bytes(dist, &call, 0, &l->bytes))
+        return failed(r, "ridge_dist_workspace_bytes", ridge_dist_error());
+    /* Before any collective: cudaMalloc may wait for other GPUs' kernels, and they for this rank. */
     if (cuda(r, cudaMalloc(&l->workspace, l->bytes + 1), "cudaMalloc") ||
         cuda(r, cudaEventCreate(&begin), "cudaEventCreate") || cuda(r, cudaEventCreate(&end), "cudaEventCreate"))
         return 1;
+    if (ridge_dist_agree(dist, &call, 0))
+        return failed(r, "ridge_dist_agree", ridge_dist_error());
     for (int step = -3; step < STEPS; step++) {
         if (step == 0 && cuda(r, cudaEventRecord(begin, stream), "cudaEventRecord"))
             return 1;
@@ -132,7 +135,8 @@ static void *run(void *arg)
     else if (!fill(r, &l))
         train(r, dist, &l, stream);
     ridge_dist_close(dist);
-    ridge_nccl_close(&nccl);
+    if (!r->failed)
+        ridge_nccl_close(&nccl);
     ridge_close(device);
     return NULL; /* the process ends: its memory on the GPU goes with it */
 }

@@ -20,6 +20,9 @@ typedef struct ridge_nccl {
     double seconds;          /**< deadline of `exchange` */
     cudaStream_t side;       /**< where all_to_all runs, or NULL: on the caller's stream */
     cudaEvent_t ready, done; /**< before and after it */
+    char *memory;            /**< of `exchange`, and its bytes */
+    size_t bytes;            /**< of memory */
+    cudaStream_t own;        /**< of `exchange` */
     char text[200];          /**< of the last failure */
 } ridge_nccl;
 
@@ -92,36 +95,49 @@ static inline int ridge_nccl_progress_(void *engine, void *stream)
     return ridge_nccl_cuda_(n, done, "cudaStreamQuery") ? 0 : -1;
 }
 
-/* By memory and a stream of its own, which are left as they are where a peer does not answer. */
+/* Memory and a stream of its own, once: cudaFree may wait for a kernel that waits for this rank. Where a peer does not
+ * answer they are left as they are. */
+static inline int ridge_nccl_room_(ridge_nccl *n, size_t bytes)
+{
+    if (bytes > n->bytes) {
+        cudaFree(n->memory);
+        n->memory = NULL;
+        n->bytes = 0;
+        if (!ridge_nccl_cuda_(n, cudaMalloc((void **)&n->memory, bytes), "cudaMalloc"))
+            return 0;
+        n->bytes = bytes;
+    }
+    return n->own ||
+           ridge_nccl_cuda_(n, cudaStreamCreateWithFlags(&n->own, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+}
+
 static inline int ridge_nccl_exchange_(void *engine, const void *send, void *recv, size_t bytes)
 {
     const struct timespec pause = {0, 100000};
     ridge_nccl *n = (ridge_nccl *)engine;
-    cudaStream_t stream;
-    char *memory;
     int state;
 
-    if (!ridge_nccl_cuda_(n, cudaMalloc((void **)&memory, bytes * (size_t)(n->size + 1)), "cudaMalloc"))
+    if (!ridge_nccl_room_(n, bytes * (size_t)(n->size + 1)) ||
+        !ridge_nccl_cuda_(n, cudaMemcpyAsync(n->memory, send, bytes, cudaMemcpyHostToDevice, n->own),
+                          "cudaMemcpyAsync") ||
+        ridge_nccl_all_gather_(n, n->memory, n->memory + bytes, bytes, n->own))
         return -1;
-    if (!ridge_nccl_cuda_(n, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags") ||
-        !ridge_nccl_cuda_(n, cudaMemcpyAsync(memory, send, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync") ||
-        ridge_nccl_all_gather_(n, memory, memory + bytes, bytes, stream))
-        return -1;
-    state = ridge_nccl_progress_(n, stream);
+    state = ridge_nccl_progress_(n, n->own);
     for (double waited = 0; state == RIDGE_PEERS_RUNNING && waited < n->seconds; waited += 1e-4) {
         nanosleep(&pause, NULL);
-        state = ridge_nccl_progress_(n, stream);
+        state = ridge_nccl_progress_(n, n->own);
     }
     if (state == RIDGE_PEERS_RUNNING)
         snprintf(n->text, sizeof n->text, "not done after %g seconds: a peer has died, stopped or not called",
                  n->seconds);
-    if (state)
+    if (state) {
+        n->memory = NULL;
+        n->bytes = 0;
+        n->own = NULL;
         return -1;
-    state = !ridge_nccl_cuda_(n, cudaMemcpy(recv, memory + bytes, bytes * (size_t)n->size, cudaMemcpyDeviceToHost),
-                              "cudaMemcpy");
-    cudaStreamDestroy(stream);
-    cudaFree(memory);
-    return state;
+    }
+    return !ridge_nccl_cuda_(n, cudaMemcpy(recv, n->memory + bytes, bytes * (size_t)n->size, cudaMemcpyDeviceToHost),
+                             "cudaMemcpy");
 }
 
 static inline const char *ridge_nccl_text_(void *engine)
@@ -129,9 +145,16 @@ static inline const char *ridge_nccl_text_(void *engine)
     return ((ridge_nccl *)engine)->text;
 }
 
-/** Frees what ridge_nccl_peers has made, when nothing runs on it any more. */
+/** Frees what ridge_nccl_peers and ridge_dist_agree have made, when nothing runs on the device any more: after an error
+ * not before ncclCommAbort. */
 static inline void ridge_nccl_close(ridge_nccl *state)
 {
+    cudaFree(state->memory);
+    state->memory = NULL;
+    state->bytes = 0;
+    if (state->own)
+        cudaStreamDestroy(state->own);
+    state->own = NULL;
     if (!state->side)
         return;
     cudaEventDestroy(state->ready);
@@ -160,7 +183,7 @@ static inline void ridge_nccl_side_(ridge_nccl *n)
 }
 
 /** The peers of a communicator on the current device; `seconds` is how long ridge_dist_agree waits. The communicator
- * stays the caller's; after an error ncclCommAbort ends what is on the stream. ridge_nccl_close frees the stream that
+ * stays the caller's; after an error ncclCommAbort ends what is on the stream. ridge_nccl_close frees the streams that
  * this makes. */
 static inline ridge_peers ridge_nccl_peers(ridge_nccl *state, ncclComm_t comm, double seconds)
 {

@@ -1,7 +1,7 @@
 """ridge.torch.distributed on as many ranks as the machine has GPUs, over NCCL; without a GPU on two over gloo, to try the script.
 
-    python3 tests/several_gpus.py [--ranks N] [--steps 10000] [--replays 1000] [--failures 100 [--together N] [--deadline N] [--seconds N]]
-        [--lib libridge.so]
+    python3 tests/several_gpus.py [--ranks N] [--checks problems,layers] [--steps 10000] [--replays 1000] [--lib libridge.so]
+        [--failures 100 [--together N] [--deadline N] [--seconds N]]
 
 layers: tensor-parallel Fp8Linears against one device's layers: the bits of y and dW of one cut by columns, of dX and dW of one
 cut by rows, with and without products that leave multiprocessors to NCCL, and by copy engine. problems: loss and gradients of
@@ -270,10 +270,15 @@ def disagreements(rank, n, R, D, device, args):
     return good + fine, bad + (not fine)
 
 
+CHECKS = problems, disagreements, soak, gathers, layers, by_copy_engine
+
+
 def steady(rank, n, port, args):
     R, D, device = open_rank(rank, n, port, 120)
     good, bad = 0, 0
-    for part in (problems, disagreements, soak, gathers, layers, by_copy_engine):
+    for part in CHECKS:
+        if args.checks and part.__name__ not in args.checks.split(","):
+            continue
         try:
             a, b = part(rank, n, R, D, device, args)
         except Exception:
@@ -495,6 +500,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
     parser.add_argument("--steps", type=int, default=10000)
     parser.add_argument("--replays", type=int, default=1000)
+    parser.add_argument("--checks", default="", help="only these of the checks before the failures")
     parser.add_argument("--failures", type=int, default=100)
     parser.add_argument("--first", type=int, default=0, help="the first failure")
     parser.add_argument("--every", type=int, default=1, help="only every such failure: they come by rank, then by kind")
@@ -507,7 +513,7 @@ def main():
         os.environ["RIDGE_LIBRARY"] = os.path.abspath(args.lib)
     import ridge.torch.distributed  # noqa: F401  before any fork: it takes seconds
     good = bad = 0
-    if args.steps:
+    if args.steps or args.checks:
         port = free_port()
         ended = reap([forked(steady, rank, args.ranks, port, args) for rank in range(args.ranks)], 3600)
         for pid, code in ended.items():

@@ -24,7 +24,6 @@ fi
     "$python" -c 'import jax' 2>/dev/null && part jax 300 "$python" -m pytest -q python/tests/test_jax.py -k over_the_devices
     [ "$gpus" = 0 ] || [ ! -x "$build/examples/linear_ce_nccl" ] || part c 60 "$build/examples/linear_ce_nccl" "$ranks"
     part links 900 "$python" bench/links.py --ranks "$ranks" $record
-    [ "$gpus" = 0 ] || part copies 120 "$python" bench/links.py --parts copies --ranks "$ranks" $record
     for how in fsdp tp; do
         part "$how" 600 "$python" bench/train_llama.py --$how --ranks "$ranks" --providers torch,ridge-fp8 $small $record
     done
