@@ -1,7 +1,7 @@
 """ridge.torch.distributed on as many ranks as the machine has GPUs, over NCCL; without a GPU on two over gloo, to try the script.
 
     python3 tests/several_gpus.py [--ranks N] [--checks problems,layers] [--steps 10000] [--replays 1000] [--lib libridge.so]
-        [--failures 100 [--together N] [--deadline N] [--seconds N]]
+        [--failures 100 | --numbers 3,7-12] [--together N] [--deadline N] [--seconds N]
 
 layers: tensor-parallel Fp8Linears against one device's layers: the bits of y and dW of one cut by columns, of dX and dW of one
 cut by rows, with and without products that leave multiprocessors to NCCL, and by copy engine. problems: loss and gradients of
@@ -158,7 +158,11 @@ def by_copy_engine(rank, n, R, D, device, args):
     """The layers, and the loss, which keeps its bits: (passed, failed)."""
     if not CUDA:
         return 0, 0
-    good, bad = layers(rank, n, R, D, device, args, ((0, 6e9),))
+    from ridge.torch import _parallel
+    good = bad = 0
+    for _parallel._RATE in (0, 1.1e15):  # at first in steps
+        a, b = layers(rank, n, R, D, device, args, ((0, 6e9),))
+        good, bad = good + a, bad + b
     group = mesh_with(0, n, device).get_group()
     for tokens, hidden, vocab in ((1024, 512, 9000 * n), (777, 1024, 20001 * n)):
         x, w, t = operands(tokens, hidden, vocab, torch.bfloat16, device)
@@ -466,10 +470,10 @@ def free_port(number=0):
 def share(first, until, pipe, folder, args):
     """Every --together-th failure from the first; a line "number fine replaced" for each."""
     crew = Crew(args.ranks, folder, args)
-    for number in range(args.first + first, args.failures, args.together):
+    for number in args.numbers[first::args.together]:
         if time.monotonic() > until:
             break
-        fine = crew.fail(number * args.every)
+        fine = crew.fail(number)
         os.write(pipe, f"{number} {int(fine)} {crew.replaced}\n".encode())
         crew.replaced = 0
     for rank in range(args.ranks):
@@ -483,7 +487,7 @@ def failures(args):
     read, write = os.pipe()
     until = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as folder:
-        pids = [forked(share, first, until, write, folder, args) for first in range(min(args.together, args.failures))]
+        pids = [forked(share, first, until, write, folder, args) for first in range(min(args.together, len(args.numbers)))]
         os.close(write)
         every = []
         with os.fdopen(read) as lines:
@@ -502,13 +506,14 @@ def main():
     parser.add_argument("--replays", type=int, default=1000)
     parser.add_argument("--checks", default="", help="only these of the checks before the failures")
     parser.add_argument("--failures", type=int, default=100)
-    parser.add_argument("--first", type=int, default=0, help="the first failure")
-    parser.add_argument("--every", type=int, default=1, help="only every such failure: they come by rank, then by kind")
+    parser.add_argument("--numbers", help="failures by number, as 3,7-12, in place of the first so many: they come by rank, then by kind")
     parser.add_argument("--together", type=int, default=1, help="failures side by side")
     parser.add_argument("--deadline", type=float, default=4, help="of a group whose rank fails, in seconds")
     parser.add_argument("--seconds", type=float, default=3600, help="after which no other failure is begun")
     parser.add_argument("--lib")
     args = parser.parse_args()
+    ranges = [part.partition("-") for part in (args.numbers or f"0-{args.failures - 1}").split(",")]
+    args.numbers = [i for a, _, b in ranges for i in range(int(a), int(b or a) + 1)]
     if args.lib:
         os.environ["RIDGE_LIBRARY"] = os.path.abspath(args.lib)
     import ridge.torch.distributed  # noqa: F401  before any fork: it takes seconds
@@ -521,8 +526,8 @@ def main():
                 os.kill(pid, signal.SIGKILL)
         good, bad = sum(c == 0 for c in ended.values()), sum(c != 0 for c in ended.values())
     begun = time.monotonic()
-    fine, count, replaced = failures(args) if args.failures else (0, 0, 0)
-    if args.failures:
+    fine, count, replaced = failures(args) if args.numbers else (0, 0, 0)
+    if args.numbers:
         print(f"failures: {fine} of {count} ended in time, {replaced} processes did not go on in a new group, "
               f"{time.monotonic() - begun:.0f} s", flush=True)
     good, bad = good + fine, bad + count - fine

@@ -66,9 +66,12 @@ class Files(_collectives.Copies):
 
     def new(self, bytes_, device):
         self.count = getattr(self, "count", 0) + 1
-        return File(bytes_, f"{os.path.dirname(sys.stdout.name)}/{self.count}-{bytes_}")
+        file = File(bytes_, f"{os.path.dirname(sys.stdout.name)}/{self.count}-{bytes_}")
+        file.of(self.group.rank(), torch.Size((bytes_,)), torch.uint8, 0)
+        dist.barrier()  # torch.from_file writes a byte into a file that it makes larger: no other rank may come first
+        return file
 
-    def copying(self, buffer, groups, met=False):
+    def copying(self, buffer, out, groups, met=False):
         if not met:
             buffer.meet(self.seconds)
         for theirs, mine in (pair for pairs in groups for pair in pairs):
@@ -471,6 +474,7 @@ def check_a_column_and_a_row_give_one_process_s_layers(rank, n):
         _parallel._LEAST = least  # 1: own rows are a product of their own
         if files:
             _collectives._copies[dist.group.WORLD] = Files(dist.group.WORLD)
+            _parallel._RATE = 0  # every product is worth a launch of its own
 
         def layers():
             torch.manual_seed(4)

@@ -58,16 +58,12 @@ def _copy_2d():
     return C.CDLL("libcuda.so.1").cuMemcpy2DAsync_v2
 
 
-def _placed(mine, theirs):
-    """Copies on the current stream into a tensor, or into columns of one: for these PyTorch would launch a kernel, which copy engines
-    do without."""
-    if mine.is_contiguous():
-        mine.copy_(theirs)
-        return
+def _to_columns(mine, theirs, stream):
+    """Copies into columns of a matrix: PyTorch would launch a kernel, which a copy engine does without."""
     (rows, cols), of = mine.shape, mine.element_size()
     how = _Memcpy2D(srcMemoryType=2, srcDevice=theirs.data_ptr(), srcPitch=cols * of,  # 2: CU_MEMORYTYPE_DEVICE
                     dstMemoryType=2, dstDevice=mine.data_ptr(), dstPitch=mine.stride(0) * of, WidthInBytes=cols * of, Height=rows)
-    status = _copy_2d()(C.byref(how), C.c_void_p(torch.cuda.current_stream().cuda_stream))
+    status = _copy_2d()(C.byref(how), C.c_void_p(stream.cuda_stream))
     if status:
         raise Error(f"copying {rows} x {cols * of} bytes: cuMemcpy2DAsync ends with {status}")
 
@@ -117,9 +113,9 @@ class Copies:
         self.ready[found[0].data_ptr()] = buffer, at
         return found
 
-    def copying(self, buffer, groups, met=False):
-        """Begins to copy where all ranks have come so far, or have been already (met): groups of pairs of a rank's part and where it
-        goes; ends with what waits for each group."""
+    def copying(self, buffer, out, groups, met=False):
+        """Begins to copy into tensors `out`, where all ranks have come so far, or had come before (met): groups of pairs of a rank's
+        part and where it goes; ends with what waits for each group."""
         if not met:
             buffer.meet(self.seconds)
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -127,11 +123,13 @@ class Copies:
         with torch.cuda.stream(self.stream):
             for pairs in groups:
                 for theirs, mine in pairs:
-                    _placed(mine, theirs)
-                    mine.record_stream(self.stream)
-                done = torch.cuda.Event()
-                done.record()
-                waits.append(done.wait)
+                    if mine.is_contiguous():
+                        mine.copy_(theirs)
+                    else:
+                        _to_columns(mine, theirs, self.stream)
+                waits.append(self.stream.record_event().wait)
+        for t in out:
+            t.record_stream(self.stream)
         return waits
 
     def others(self):
@@ -140,8 +138,8 @@ class Copies:
 
     def gathering(self, tensors, own, side_by_side=False, met=False):
         """Of several tensors at once, which lie in a room or go there; own: this rank's parts too. side_by_side: parts of the first, a
-        matrix, are columns of one. met: if they lay in a room when the ranks last met. What waits takes a number: of the other ranks'
-        parts in the order of others(), 0: all."""
+        matrix, are columns of one. met: if they lay in a room when the ranks last met. What waits takes 1: for the first of
+        others() of more than one, if not side by side; 0: for all."""
         n, rank = self.group.size(), self.group.rank()
         there = tensors[0].data_ptr() in self.ready
         if not there:
@@ -154,8 +152,10 @@ class Copies:
         if side_by_side:
             out[0] = out[0].view(tensors[0].shape[0], -1)
             parts[0] = out[0].unflatten(1, (n, -1)).transpose(0, 1)
-        waits = self.copying(buffer, [[(buffer.of(r, t.shape, t.dtype, first), o[r]) for t, o, first in zip(tensors, parts, at)]
-                                      for r in self.others() + [rank] * own], met and there)
+        ranks = self.others() + [rank] * own
+        waits = self.copying(buffer, out, [[(buffer.of(r, t.shape, t.dtype, first), o[r]) for r in some
+                                            for t, o, first in zip(tensors, parts, at)]
+                                           for some in ([ranks] if side_by_side or n == 2 else [ranks[:1], ranks[1:]])], met and there)
 
         def waited(count=0):
             waits[count - 1]()
@@ -169,15 +169,16 @@ class Copies:
         out, first = torch.empty_like(parts), rank * parts[0].numel() * parts.element_size()
 
         def begin(distances):
-            return self.copying(buffer, [[(buffer.of(r, parts.shape[1:], parts.dtype, first), out[r])
-                                          for r in ((rank - d) % n for d in distances)]])[0]
+            return self.copying(buffer, [out], [[(buffer.of(r, parts.shape[1:], parts.dtype, first), out[r])
+                                                 for r in ((rank - d) % n for d in distances)]])[0]
         return out, begin
 
     def gathering_in(self, parts):
         """Of parts in a room, whose part of this rank's number is its own; it lasts until two more transfers."""
         buffer, _ = self.ready.pop(parts.data_ptr())
         bytes_ = parts[0].numel() * parts.element_size()
-        wait, = self.copying(buffer, [[(buffer.of(r, parts.shape[1:], parts.dtype, r * bytes_), parts[r]) for r in self.others()]])
+        wait, = self.copying(buffer, [parts], [[(buffer.of(r, parts.shape[1:], parts.dtype, r * bytes_), parts[r])
+                                                for r in self.others()]])
 
         def waited():
             wait()

@@ -119,18 +119,24 @@ def _ranges(ranks):
     return found
 
 
-def _distances(group, staged):
-    """Distances to the other ranks, those together whose parts are multiplied before any of them travels: staged: in three steps."""
+def _in_steps(group, flops):
+    """Whether products of so many FLOP for each rank are worth a launch of their own: in a graph, or where they last longer than the
+    host needs for that."""
+    return bool(by_copies(group)) and group.size() > 2 and (flops > 3e-4 * _RATE or torch.cuda.is_current_stream_capturing())
+
+
+def _distances(group, steps):
+    """Distances to the other ranks, those together whose parts are multiplied before any of them travels: at most so many steps."""
     every = list(range(1, group.size()))
-    steps = min(len(every), 3) if staged and by_copies(group) else 1
+    steps = min(len(every), steps)
     return [every[len(every) * i // steps:len(every) * (i + 1) // steps] for i in range(steps)]
 
 
-def _arriving(group):
+def _arriving(group, steps):
     """(how many ranks' parts are waited for, 0: all; of which these are multiplied then): by copies they come one after another."""
     n, rank = group.size(), group.rank()
     others = [(rank + d) % n for d in range(1, n)]
-    return [(1, others[:1]), (0, others[1:])] if by_copies(group) and n > 2 else [(0, others)]
+    return [(1, others[:1]), (0, others[1:])] if steps else [(0, others)]
 
 
 def _product_of_all(q, s, group, codes, weight, dtype, bias=None, more=None):
@@ -147,7 +153,8 @@ def _product_of_all(q, s, group, codes, weight, dtype, bias=None, more=None):
     if alone:
         _gemm_beside(q.view(codes), s, b, t, scales, dtype, group, (2 if more else 1) * (group.size() - 1) * q.numel(), bias,
                      y[rank * rows:(rank + 1) * rows])
-    for count, ranks in _arriving(group) if alone else [(0, range(group.size()))]:
+    steps = _in_steps(group, 2 * rows * b.shape[0] * b.shape[1])
+    for count, ranks in _arriving(group, steps) if alone else [(0, range(group.size()))]:
         every, tables = both(count) if count else both()
         for first, end in _ranges(ranks):
             _gemm(every[first:end].view(codes).flatten(0, 1), tables[first:end].transpose(0, 1).flatten(1), b, t, scales, dtype, bias,
@@ -158,7 +165,7 @@ def _product_of_all(q, s, group, codes, weight, dtype, bias=None, more=None):
 def _sum_of_products(q, s, b, t, dtype, group, beside=0):
     """Begins this rank's rows of the sum over the ranks of q [ranks * rows, k] times b; ends with them. What other ranks wait for is
     multiplied first, beside a transfer of so many bytes, and travels beside the product of this rank's own rows; where there is no such
-    transfer, nothing is expected to follow beside which it would travel: by copies each third of it goes beside the next."""
+    transfer, nothing is expected to follow beside which it would travel: by copies a third of it may go beside the next."""
     n, rank, scales = group.size(), group.rank(), "row128_blk128"
     rows = q.shape[0] // n
     partial = empty_parts(group, n, rows, b.shape[0], q, dtype)
@@ -172,7 +179,8 @@ def _sum_of_products(q, s, b, t, dtype, group, beside=0):
             parts[rank] = partial[rank]
     else:
         parts, begin = trading(partial, group)
-        for distances in _distances(group, not beside):
+        steps = 3 if not beside and _in_steps(group, 2 * rows * b.shape[0] * b.shape[1]) else 1
+        for distances in _distances(group, steps):
             for first, end in _ranges((rank + d) % n for d in distances):
                 of = q[first * rows:end * rows], s[:, first * rows:end * rows], b, t, scales, dtype
                 out = partial[first:end].flatten(0, 1)
