@@ -256,8 +256,8 @@ def disagreements(rank, n, R, D, device, args):
     part, odd = w[first:first + count], rank == n - 1
     good = bad = 0
     for field, rows, more in (("label_smoothing", 64, dict(label_smoothing=0.1 * odd)), ("input.shape", 64 - odd, {}),
-                              ("reduction", 64, dict(reduction="sum" if odd else "mean")), ("vocab_offset", 64, dict(vocab_offset=first + odd)),
-                              ("sum of target", 64, {})):
+                              ("reduction", 64, dict(reduction="sum" if odd else "mean")),
+                              ("vocab_offset", 64, dict(vocab_offset=first + odd)), ("sum of target", 64, {})):
         of = t[:rows].clone()
         of[1] = odd if field == "sum of target" else 0
         try:
