@@ -4,9 +4,10 @@
 
 Eval, forward + backward (dW in f32; "ridge_dw16": in 16 bits, as the rivals write it), and backward alone. Rivals: cuBLAS on
 the single product x W^T, torch eager, torch.compile, PyTorch's chunked loss where it has one (2.13 up), and Liger, Apple CCE
-and quack where they can be imported. peak_bytes: memory beyond the inputs, gradients included. err: of the gradients, relative
-to float64 by rms over sampled rows of dX and dW, the larger of the two. Columns as `ridge bench --csv` writes them. quack
-imports only from a site-packages or dist-packages.
+and quack where they can be imported; "liger_cute" and "liger_scaled" are Liger's two operators for Hopper in the CuTe DSL, of
+which the former computes its gradients in any case and is timed with them alone. peak_bytes: memory beyond the inputs, gradients
+included. err: of the gradients, relative to float64 by rms over sampled rows of dX and dW, the larger of the two. Columns as
+`ridge bench --csv` writes them. quack imports only from a site-packages or dist-packages.
 """
 import argparse, copy, datetime, os, statistics, sys
 
@@ -114,10 +115,16 @@ def rivals(only):
     if python:
         out["python"] = lambda x, w, y: python.linear_cross_entropy(x, w, y, ignore_index=IGNORED)
     liger = optional("liger_kernel.ops.fused_linear_cross_entropy")
+    cute, scaled = (optional(f"liger_kernel.ops.cutedsl.ops.fused_{name}_cross_entropy_sm90") for name in ("linear", "scaled"))
     cce = optional("cut_cross_entropy")
     quack = optional("quack.linear_cross_entropy")
     if liger:
         out["liger"] = lambda x, w, y: liger.LigerFusedLinearCrossEntropyFunction.apply(x, w, y)[0]
+    if cute:
+        out["liger_cute"] = lambda x, w, y: cute.liger_fused_linear_cross_entropy_sm90(x, w, y)
+    if scaled:
+        apply = scaled.LigerFusedScaledCrossEntropySM90Function.apply
+        out["liger_scaled"] = lambda x, w, y: apply(x, w, y).sum() / (y != IGNORED).sum()
     if cce:
         out["cce"] = lambda x, w, y: cce.linear_cross_entropy(x, w, y)
         out["cce_exact"] = lambda x, w, y: cce.linear_cross_entropy(x, w, y, impl="cce_exact")  # keeps small gradients
@@ -149,7 +156,8 @@ def passes(p, ridge, names, leaf):
             loss(p.x, p.w, p.y)
 
     for name, loss in names.items():
-        out.append(("linear_ce_eval", name, p.flops(1), lambda loss=loss: forward(loss), None))
+        if name != "liger_cute":
+            out.append(("linear_ce_eval", name, p.flops(1), lambda loss=loss: forward(loss), None))
         out.append(("linear_ce_train", name, p.flops(3), lambda loss=loss: train(loss), None))
     return out
 
@@ -225,7 +233,7 @@ def main():
     parser.add_argument("--half", action="store_true", help="also with half of the rows ignored, in the same rounds")
     parser.add_argument("--alone", action="store_true", help="without rivals but cuBLAS")
     parser.add_argument("--only", help="these rivals, comma-separated: torch, torch.compile, torch.chunked, python, liger,"
-                        " cce, cce_exact, quack, quack_plain")
+                        " liger_cute, liger_scaled, cce, cce_exact, quack, quack_plain")
     args = parser.parse_args()
     lib = binding.library(args.lib)
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -236,6 +244,7 @@ def main():
     for _ in range(300):
         warm @ warm
     del warm
+    names = {} if args.alone else rivals(args.only)
     out = None
     if args.csv:
         new = not os.path.exists(args.csv) or os.path.getsize(args.csv) == 0
@@ -246,7 +255,7 @@ def main():
         torch._dynamo.reset()  # its limit of recompilations is one for all problems
         p = Problem(*SHAPES[at])
         for p, ridge, op, name, flops, t, peak, err in measure([p] + [p.half()] * args.half, lib,
-                                                               {} if args.alone else rivals(args.only), args.rounds):
+                                                               names, args.rounds):
             us = statistics.median(t)
             own = {"ridge": op[10:], "ridge_dw16": "train16"}.get(name)
             kernel = lib.pick(ridge.calls[own]) if own else name

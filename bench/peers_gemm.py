@@ -5,7 +5,8 @@ decode: gemm_fp8 for few tokens beside cuBLASLt, cuBLAS in bf16 and, where they 
 narrow it: DECODE_M=1,64 DECODE_NK=8192x8192.
 
 train: the products that the linear layers of seven models train with, beside cuBLASLt (the algorithm that PyTorch gets from
-it) and DeepGEMM, each checked against float64 before it is timed. TRAIN_EVERY=3 in the environment: every third problem of
+it) and DeepGEMM, each checked against float64 before it is timed. CUBLASLT names further releases of cuBLASLt (cublaslt.py),
+for both suites. TRAIN_EVERY=3 in the environment: every third problem of
 each kind, by size; TRAIN_MOST=40: none of more than 40 TFLOP."""
 import importlib, os, sys
 
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 
 import binding
+import cublaslt as lt
 
 NK = [(8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672), (7168, 2048), (4096, 14336)]
 M = [1, 2, 4, 8, 16, 32, 64]
@@ -93,6 +95,23 @@ def cublaslt(mode, m, n, k, a, sa, sw):
                                output_dtype=torch.bfloat16)
 
 
+def released(library, mode, m, n, k, a, sa, w, sw):
+    """As `cublaslt`, by a library of lt.libraries(): (what was chosen, call)."""
+    rows = max(16, m)
+    x = torch.zeros(rows, k, device="cuda", dtype=torch.float8_e4m3fn)
+    x[:m].copy_(a)
+    d = torch.empty(rows, len(w), device="cuda", dtype=torch.bfloat16)
+    block = torch.ones((k // 128, rows) if mode == "row128_blk128" else rows, device="cuda")
+    block[..., :m] = sa
+    pair = {"tensor": (sa, sw), "row": (block, sw)}.get(mode) or (block, lt.padded_blocks(sw))
+    chosen, call = library.product(x, (MODES[mode][0], pair[0]), w, (MODES[mode][1], pair[1]), d)
+
+    def run(w):
+        call(x, w, d)
+        return d[:m]
+    return f"{mode} {chosen}", run
+
+
 def deepgemm(module, m, n, a, sa, sw):
     d = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
     table = sa.t()
@@ -102,7 +121,7 @@ def deepgemm(module, m, n, a, sa, sw):
 
 
 def decode_suite(lib, all_kernels):
-    deep, python = optional("deep_gemm"), optional("ridge.torch")
+    deep, python, releases = optional("deep_gemm"), optional("ridge.torch"), lt.libraries()
     tk = optional("splitk_gemm_fp8", os.environ.get("TK_GEMM_DIR", "."))
     tokens = [int(x) for x in os.environ.get("DECODE_M", "").split(",") if x] or M
     shapes = [tuple(int(x) for x in s.split("x")) for s in os.environ.get("DECODE_NK", "").split(",") if s] or NK
@@ -127,6 +146,14 @@ def decode_suite(lib, all_kernels):
                 if python:
                     providers["python"] = ("ridge.torch", lambda w: python.fp8_gemm(a, sa, w, sw, scales=mode))
                 providers["cublaslt"] = (mode, cublaslt(mode, m, n, k, a, sa, sw))
+                want = reference(mode, a, sa, sets[0], sw)
+                for name, library in releases.items():
+                    kernel, call = released(library, mode, m, n, k, a, sa, sets[0], sw)
+                    wrong = ((call(sets[0])[:, :128].double() - want).norm() / want.norm()).item()
+                    if wrong < 0.01:
+                        providers[f"cublaslt-{name}"] = (kernel, call)
+                    else:
+                        print(f"left out: cublaslt-{name} at m={m} n={n} k={k} {mode}: wrong by {wrong:.3g}")
                 if mode == "tensor":
                     providers["cublas-bf16"] = ("matmul", lambda w: a16 @ pair[id(w)].t())
                     for blocks, threads in ((1, 512), (2, 512), (4, 256)):
@@ -136,7 +163,6 @@ def decode_suite(lib, all_kernels):
                         providers["tk-gemm"] = ("split-k", lambda w, x=rows: tk.gemm_split_k(x, w.t()))
                 if deep and mode == "row128_blk128":
                     providers["deepgemm"] = ("fp8_gemm_nt", deepgemm(deep, m, n, a, sa, sw))
-                want = reference(mode, a, sa, sets[0], sw)
 
                 def error(w):
                     run(ridge_call(m, n, k, mode, a, sa, w, sw, d, False))
@@ -182,8 +208,8 @@ def wide(x, scale, mode, rows):
     return x[:rows].double() * scale[:, :rows].double().t().repeat_interleave(128, 1)
 
 
-def train_rivals(deep, m, n, k, modes, sa, sb):
-    """{name: (kernel, call(a, b, d), type of d, whether it adds to d)}"""
+def train_rivals(deep, releases, m, n, k, modes, sa, sb, first):
+    """{name: (kernel, call(a, b, d), type of d, whether it adds to d)}; first: the first set of a, b and d"""
     from torch.nn.functional import ScalingType, scaled_mm
     one = torch.ones((), device="cuda")
     if modes[1] == "BLK128":
@@ -196,6 +222,14 @@ def train_rivals(deep, m, n, k, modes, sa, sb):
                a, b.t(), sa.t(), recipe[0], recipe[1], recipe[2], output_dtype=torch.bfloat16), torch.bfloat16, False),
            "cublaslt-tensor": ("per tensor", lambda a, b, d: torch._scaled_mm(
                a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True), torch.bfloat16, False)}
+    for name, library in releases.items():
+        blocks = [lt.padded_blocks(s) if mode == "BLK128" else s for s, mode in zip((sa, sb), modes)]
+        for kind, (a, b) in (("", zip(modes, blocks)), ("-tensor", [("TENSOR", one.reshape(1))] * 2)):
+            try:
+                chosen, call = library.product(first[0], a, first[1], b, first[2])
+                out[f"cublaslt-{name}{kind}"] = (("blockwise " if not kind else "per tensor ") + chosen, call, torch.bfloat16, False)
+            except RuntimeError as error:
+                print(f"left out: cublaslt-{name}{kind} at m={m} n={n} k={k}: {error}")
     if deep:
         tables = [deep.get_mn_major_tma_aligned_tensor(s.t().contiguous()) if mode == "ROW128" else s
                   for s, mode in zip((sa, sb), modes)]
@@ -208,7 +242,7 @@ def train_rivals(deep, m, n, k, modes, sa, sb):
 
 
 def train_suite(lib, all_kernels):
-    deep = optional("deep_gemm")
+    deep, releases = optional("deep_gemm"), lt.libraries()
     for m, n, k, modes in train_problems(int(os.environ.get("TRAIN_EVERY", "1"))):
         sets = []
         for _ in range(int(BYTES // (m * k + n * k + 2 * m * n)) + 1):
@@ -229,12 +263,12 @@ def train_suite(lib, all_kernels):
         rows = min(m, 256)
         want = wide(sets[0][0], sa, modes[0], rows) @ wide(sets[0][1], sb, modes[1], 128).t()
         off = lambda d: ((d[:rows, :128].double() - want).norm() / want.norm()).item()
-        for name, (kernel, call, kind, adds) in train_rivals(deep, m, n, k, modes, sa, sb).items():
+        for name, (kernel, call, kind, adds) in train_rivals(deep, releases, m, n, k, modes, sa, sb, sets[0]).items():
             outs = {id(t): t[2] if kind == torch.bfloat16 else torch.zeros(m, n, device="cuda", dtype=kind) for t in sets}
             try:
                 got = call(sets[0][0], sets[0][1], outs[id(sets[0])])
                 wrong = off(outs[id(sets[0])] if got is None else got)
-                if name == "cublaslt-tensor" or wrong < 0.01:
+                if name.endswith("-tensor") or wrong < 0.01:
                     providers[name] = (kernel, lambda t, call=call, outs=outs: call(t[0], t[1], outs[id(t)]))
                 else:
                     print(f"left out: {name} at m={m} n={n} k={k}: wrong by {wrong:.3g}")
