@@ -8,9 +8,11 @@
 #include "record.h"
 #include "ridge_io.h"
 #include "timing.h"
+#include "tools/args.h"
 
 typedef struct bench_options {
     const char *suite, *device, *kernel, *csv, *weights, *against, *model;
+    args_list tests; /* of a model */
     char text[1024];
     uint64_t seed, rotation;
     uint64_t chain;     /* times that a suite is repeated in a graph; 0: no graph */

@@ -1,7 +1,6 @@
 /* cmd.c: `ridge bench`: reads the options and runs what they ask for; bench.h lists the parts. */
 #include <string.h>
 
-#include "tools/args.h"
 #include "tools/cli.h"
 #include "bench.h"
 
@@ -90,9 +89,12 @@ static void parse(int argc, char **argv, bench_options *o)
 #if RIDGE_HAVE_LM
         {"model", 'm', "MODEL",
          "tokens per second of MODEL.gguf, or of a shape with random weights: gpt-oss-20b, gpt-oss-120b, llama-3-8b, "
-         "qwen3-0.6b, qwen3-30b-a3b or smollm2-135m with :q8_0, :q4_0, :q4_1, :q4_k_m, :q5_k_m, :q6_k, :q2_k, "
+         "llama-3.2-1b, qwen3-0.6b, qwen3-30b-a3b or smollm2-135m with :q8_0, :q4_0, :q4_1, :q4_k_m, :q5_k_m, :q6_k, "
+         ":q2_k, "
          ":iq2_xxs or :mxfp4 behind it",
          .text = &o->model},
+        {"test", 't', "PATTERN", "--model: the tests whose name matches, 'tg128*' (repeatable; default: all)",
+         .list = &o->tests},
 #endif
         {"weights-const", 0, NULL, "calls promise that nothing before them writes the weights",
          .flag = &o->weights_const},

@@ -9,6 +9,7 @@
 
 #include "bench.h"
 #include "lm/lm.h"
+#include "tools/cli.h"
 #include "tools/generate/generate.h"
 
 enum { PROMPT = 512, STEPS = 128, WARM = 4, ROUNDS = 5, TEXTS = RIDGE_LM_MAX_SESSIONS };
@@ -63,12 +64,25 @@ static void report(model_bench *m, const char *test, double *time, int rounds, i
     fflush(stdout);
 }
 
+static bool wanted(const model_bench *m, const char *test)
+{
+    const args_list *list = &m->b->o->tests;
+    bool any = list->count == 0;
+
+    for (int i = 0; i < list->count && !any; i++)
+        any = name_matches(list->at[i], test);
+    return any;
+}
+
 /* With RIDGE_LM_FAST in `flags`, attention by attention_prefill. */
 static bool prompts(model_bench *m, uint32_t flags)
 {
+    const char *test = flags ? "pp512 fast" : "pp512";
     double time[ROUNDS], sum = 0;
     int rounds = 0;
 
+    if (!wanted(m, test))
+        return true;
     if (ridge_lm_session_open(m->lm, PROMPT, &m->session[0]) ||
         ridge_lm_decode(m->session[0], m->prompt, PROMPT / 8, flags, m->logits))
         return failed();
@@ -80,7 +94,7 @@ static bool prompts(model_bench *m, uint32_t flags)
         time[rounds] = seconds() - start;
         sum += time[rounds];
     }
-    report(m, flags ? "pp512 fast" : "pp512", time, rounds, 1, PROMPT, (double)m->info.step_bytes);
+    report(m, test, time, rounds, 1, PROMPT, (double)m->info.step_bytes);
     return true;
 }
 
@@ -111,6 +125,8 @@ static bool text(model_bench *m, int64_t texts, int64_t depth)
         snprintf(test + strlen(test), sizeof test - strlen(test), " @ d%" PRId64, depth);
     if (texts > 1)
         snprintf(test + strlen(test), sizeof test - strlen(test), " x %" PRId64, texts);
+    if (!wanted(m, test))
+        return true;
     if (ridge_lm_sessions_open(m->lm, depth + STEPS + WARM + 1, texts, m->session)) {
         line_print(stderr, "%s %s left out: %s", m->name, test, ridge_lm_error());
         return true;
