@@ -1,6 +1,7 @@
-"""peers_lm.py LM_TOOL MODEL.gguf TEXT [WINDOWS]: ridge_lm beside llama.cpp (the PyPI wheel xllamacpp, through ctypes) on
+"""peers_lm.py LM_TOOL MODEL.gguf TEXT [WINDOWS [CSV]]: ridge_lm beside llama.cpp (the PyPI wheel xllamacpp, through ctypes) on
 the CPU, and beside transformers where torch and gguf are there: perplexity and logits of the same tokens, the likeliest
-text after a few prompts, and the processor time of a token. A Q8_0 file, so that all of them have the same weights.
+text after a few prompts, and the processor time of a token. A Q8_0 file, so that all of them have the same weights. Every
+window begins with the token that begins a text where the model wants one. CSV: the record of perplexity and logits.
 
 The wheel's library exports llama.cpp's C functions. Of its structs only the first fields of llama_context_params are
 touched (n_ctx, n_batch, n_ubatch); the rest is what llama.cpp fills in.
@@ -14,6 +15,9 @@ import time
 
 import numpy as np
 import xllamacpp
+
+COLUMNS = ("run,date,commit,device,driver,suite,op,problem,provider,kernel,us,us_p20,us_p80,tflops,gbps,floor_us,err,"
+           "peak_bytes").split(",")
 
 WINDOW = 512
 PROMPTS = ("The capital of France is", "Once upon a time, there was a", "To make a cup of tea, first", "def fibonacci(n):",
@@ -47,6 +51,8 @@ class Llama:
         call("llama_set_n_threads", None, C.c_void_p, C.c_int32, C.c_int32)(self.context, threads, threads)
         vocabulary = call("llama_model_get_vocab", C.c_void_p, C.c_void_p)(model)
         self.vocabulary = call("llama_vocab_n_tokens", C.c_int32, C.c_void_p)(vocabulary)
+        self.begin = ([call("llama_vocab_bos", C.c_int32, C.c_void_p)(vocabulary)]
+                      if call("llama_vocab_get_add_bos", C.c_bool, C.c_void_p)(vocabulary) else [])
         self.batch = call("llama_batch_init", Batch, C.c_int32, C.c_int32, C.c_int32)(WINDOW, 0, 1)
         self.run = call("llama_decode", C.c_int32, C.c_void_p, Batch)
         self.row = call("llama_get_logits_ith", C.POINTER(C.c_float), C.c_void_p, C.c_int32)
@@ -108,7 +114,7 @@ def perplexity(logits, windows):
 
 def texts(tool, path, llama):
     for prompt in PROMPTS:
-        tokens = tokens_of(tool, path, prompt.encode())
+        tokens = llama.begin + tokens_of(tool, path, prompt.encode())
         ours = [int(t) for t in ridge(tool, "greedy", path, "cpu", 64, *tokens).split()]
         llama.clear()
         row, same = llama.decode(tokens)[0], 0
@@ -121,12 +127,31 @@ def texts(tool, path, llama):
         print(f"{prompt!r}: {same} of 64 tokens the same{gap}")
 
 
+def cpu_name():
+    with open("/proc/cpuinfo") as f:
+        return next((line.split(": ")[1].strip() for line in f if line.startswith("model name")), "CPU")
+
+
+def record(csv, model, rows):
+    now = time.gmtime()
+    new = not os.path.exists(csv)
+    with open(csv, "a") as f:
+        f.write(",".join(COLUMNS) + "\n" if new else "")
+        for provider, what, value in rows:
+            row = dict.fromkeys(COLUMNS, "") | {
+                "run": time.strftime("%Y%m%dT%H%M%S-lm", now), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
+                "device": cpu_name(), "suite": "logits", "op": "ridge_lm", "problem": f"{model} {what}",
+                "provider": provider, "err": f"{value:.6g}"}
+            f.write(",".join(row[c] for c in COLUMNS) + "\n")
+
+
 def main():
     tool, path, text = sys.argv[1:4]
     tokens = tokens_of(tool, path, pathlib.Path(text).read_bytes())
-    count = min(len(tokens) // WINDOW, int(sys.argv[4]) if len(sys.argv) > 4 else 5)
-    windows = [tokens[i * WINDOW:(i + 1) * WINDOW] for i in range(count)]
-    llama, logits = Llama(path, 1), {}
+    llama, logits, rows_of = Llama(path, 1), {}, []
+    each = WINDOW - len(llama.begin)
+    count = min(len(tokens) // each, int(sys.argv[4]) if len(sys.argv) > 4 else 5)
+    windows = [llama.begin + tokens[i * each:(i + 1) * each] for i in range(count)]
     logits["ridge"] = [np.frombuffer(ridge(tool, "logits", path, "cpu", 64, *w), np.float32).reshape(WINDOW, -1)
                        .astype(np.float64) for w in windows]
     logits["llama.cpp"] = []
@@ -138,10 +163,20 @@ def main():
         logits["transformers"] = exact
     for name, rows in logits.items():
         value, scored = perplexity(rows, windows)
-        off = "" if not exact or rows is exact else ", logits off transformers' by %.3f rms, %.1f %% likeliest the same" % (
-            np.sqrt(np.mean([((a - b)**2).mean() for a, b in zip(rows, exact)])),
-            100 * np.mean([(a.argmax(-1) == b.argmax(-1)).mean() for a, b in zip(rows, exact)]))
-        print(f"{name}: perplexity {value:.4f} over {scored} tokens{off}")
+        rms = same = ""
+        if exact:
+            rms = np.sqrt(np.mean([((a - b)**2).mean() for a, b in zip(rows, exact)]))
+            same = 100 * np.mean([(a.argmax(-1) == b.argmax(-1)).mean() for a, b in zip(rows, exact)])
+            spread = np.sqrt(np.mean([b.var(-1).mean() for b in exact]))
+        off = "" if not exact or rows is exact else (
+            f", logits off transformers' by {rms:.3f} rms ({rms / spread:.4f} of their spread), {same:.1f} % likeliest the same")
+        print(f"{name}: perplexity {value:.4f} over {scored} tokens{off}", flush=True)
+        rows_of.append((name, f"perplexity of {scored} tokens", value))
+        if off:
+            rows_of += [(name, "logits beside transformers in f32: rms over their spread", rms / spread),
+                        (name, "logits beside transformers in f32: likeliest the same (share)", same / 100)]
+    if len(sys.argv) > 5:
+        record(sys.argv[5], os.path.basename(path), rows_of)
     texts(tool, path, llama)
     times = []
     llama.clear()

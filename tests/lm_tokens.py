@@ -1,7 +1,11 @@
 """lm_tokens.py LM_TOOL WORK [COUNT [MODEL.gguf]]: the tokens of ridge_lm beside those of Hugging Face's tokenizers and of
 SentencePiece. Vocabularies are trained here on random text, written as GGUF and read by both sides; a model's own is
 compared with every pre-tokeniser where it is given. COUNT texts each: words of several scripts and of the vocabulary, numbers,
-spaces of all kinds, contractions, characters at the edges of classes. Exit status 77 where a package is not installed."""
+spaces of all kinds, contractions, characters at the edges of classes, and in every sixth bytes that are no UTF-8.
+
+Neither package takes such bytes. ridge splits each as a character of no class and gives it its byte's token, so that
+the oracle splits a text with characters of plane 16 in their place, puts the bytes back and merges the pieces.
+Exit status 77 where a package is not installed."""
 import io
 import json
 import pathlib
@@ -29,13 +33,21 @@ GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}
          r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-PRE = {
-    "gpt-2": GPT2,
-    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
-    "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3 % "1,3"), "isolated"), BYTES]),
-    "gpt-4o": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(GPT4O), "isolated"), BYTES]),
-    "qwen2": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3 % "1"), "isolated"), BYTES]),
+GPT2_SPLIT = pre_tokenizers.Split(Regex(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"), "isolated")
+DIGITS = pre_tokenizers.Digits(individual_digits=True)
+SPLIT = {
+    "gpt-2": GPT2_SPLIT,
+    "smollm": pre_tokenizers.Sequence([DIGITS, GPT2_SPLIT]),
+    "llama-bpe": pre_tokenizers.Split(Regex(LLAMA3 % "1,3"), "isolated"),
+    "gpt-4o": pre_tokenizers.Split(Regex(GPT4O), "isolated"),
+    "qwen2": pre_tokenizers.Split(Regex(LLAMA3 % "1"), "isolated"),
 }
+PRE = {pre: GPT2 if pre == "gpt-2" else pre_tokenizers.Sequence([DIGITS, GPT2] if pre == "smollm" else [SPLIT[pre], BYTES])
+       for pre in SPLIT}
+PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # bytes that are their own character in such a vocabulary
+REST = [b for b in range(256) if b not in PLAIN]
+LETTER = {b: chr(b) for b in PLAIN} | {b: chr(256 + i) for i, b in enumerate(REST)}
+BROKEN, STANDS = "surrogateescape", 0x10FE00  # a byte b that is no UTF-8: U+DC00 + b in Python's text, U+10FE00 + b for the oracle
 SPACES = [" ", " ", " ", "  ", "   ", "\n", "\r\n", "\t", "\n\n", " \n", "\x0b", "\x85", "\xa0", "\u1680", "\u2003", "\u2028",
           "\u202f", "\u205f", "\u3000", "\u180e", "\u200b"]
 ODD = ["'s", "'S", "'\u017f", "'re", "'LL", "'d", "''", "don't", "I'Ve", "\u00bd", "\u0663", "\u2167", "\u4e09", "e\u0301", "\u0130", "\u01c5",
@@ -45,10 +57,14 @@ ODD = ["'s", "'S", "'\u017f", "'re", "'LL", "'d", "''", "don't", "I'Ve", "\u00bd
 RANGES = [(0x21, 0x7E), (0x61, 0x7A), (0xA1, 0x17F), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x45F), (0x5D0, 0x5EA), (0x621, 0x64A),
           (0x904, 0x939), (0x3041, 0x3096), (0x4E00, 0x4FFF), (0xAC00, 0xAD00), (0x1F600, 0x1F64F), (0x30, 0x39), (1, 0x2FFFF)]
 
+# Combining characters since Unicode 10, whose classes the table of `tokenizers` lacks: its NFC does not sort them.
+TOO_NEW = {c for c in map(chr, range(0x300, 0x30000)) if unicodedata.combining(c) and
+           normalizers.NFC().normalize_str(c + "\u0334") != unicodedata.normalize("NFC", c + "\u0334")}
 
-def text(words=()):
-    """A random text without NUL bytes, since the tool's input ends a text with one, and without characters that are too
-    new for one of the two Unicode tables."""
+
+def text(words=(), broken=False):
+    """A random text, with broken bytes if `broken`, without NUL bytes, since the tool's input ends a text with one, and
+    without characters that are too new for one of the two Unicode tables."""
     parts = []
     for _ in range(rng.randint(1, 9)):
         kind = rng.random()
@@ -61,7 +77,21 @@ def text(words=()):
         else:
             low, high = rng.choice(RANGES)
             parts.append("".join(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 7))))
-    return "".join(c for c in "".join(parts) if unicodedata.category(c) not in ("Cn", "Cs"))
+    parts = ["".join(c for c in part if unicodedata.category(c) not in ("Cn", "Cs") and c not in TOO_NEW) for part in parts]
+    if broken:
+        for _ in range(rng.randint(1, 3)):
+            whole = rng.choice("\xe9\u20ac\U0001f600").encode()
+            bad = rng.choice([bytes([rng.randint(0x80, 0xFF)]), whole[:-1], whole[1:], b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"])
+            parts.insert(rng.randint(0, len(parts)), bad.decode("utf-8", BROKEN))
+    return "".join(parts).encode("utf-8", BROKEN).decode("utf-8", BROKEN)
+
+
+def standing(t):
+    return "".join(chr(STANDS - 0xDC00 + ord(c)) if "\udc80" <= c <= "\udcff" else c for c in t)
+
+
+def bytes_of(t):
+    return b"".join(bytes([ord(c) - STANDS]) if ord(c) >= STANDS else c.encode() for c in t)
 
 
 def write(path, model, pre, tokens, types, merges=None, scores=None):
@@ -84,14 +114,32 @@ def write(path, model, pre, tokens, types, merges=None, scores=None):
 
 
 def differ(name, path, oracle, words=()):
-    texts = [t for t in (text(words) for _ in range(COUNT)) if t]
-    out = subprocess.run([TOOL, "tokenize", path], input=b"".join(t.encode() + b"\0" for t in texts), check=True,
+    texts = [t for t in (text(words, i % 6 == 0) for i in range(COUNT)) if t]
+    out = subprocess.run([TOOL, "tokenize", path], input=b"".join(t.encode("utf-8", BROKEN) + b"\0" for t in texts), check=True,
                          capture_output=True).stdout.decode().split("\n")
-    wrong = [(t, ids, oracle(t)) for t, ids in zip(texts, out) if oracle(t) != [int(i) for i in ids.split()]]
-    print(f"{name}: {len(texts)} texts, {len(wrong)} differ")
+    wrong, bad = [], 0
+    for t, ids in zip(texts, out):
+        want = oracle(t)
+        bad += standing(t) != t
+        if want != [int(i) for i in ids.split()]:
+            wrong.append((t, ids, want))
+    print(f"{name}: {len(texts)} texts, {bad} with broken bytes, {len(wrong)} differ", flush=True)
     for t, ids, want in wrong[:3]:
         print(f"    {t!r}\n      ridge  {ids}\n      oracle {want}")
     return len(wrong)
+
+
+def ids_of(tokenizer, pre):
+    """An oracle: a tokenizer as it is, and its normalizer, a split and its merges one by one where bytes are broken."""
+    def ids(t):
+        stands = standing(t)
+        if stands == t:
+            return tokenizer.encode(t).ids
+        if pre == "qwen2":
+            stands = unicodedata.normalize("NFC", stands)
+        return [token.id for piece, _ in SPLIT[pre].pre_tokenize_str(stands)
+                for token in tokenizer.model.tokenize("".join(LETTER[b] for b in bytes_of(piece)))]
+    return ids
 
 
 def hugging_face(pre, vocabulary, merges, unknown=None):
@@ -112,7 +160,7 @@ def trained_bpe(pre, corpus):
     path = WORK / f"trained-{pre}.gguf"
     write(path, "gpt2", pre, tokens, [1] * len(tokens), merges)
     oracle = hugging_face(pre, model["vocab"], [tuple(m.split(" ")) for m in merges])
-    return differ(f"byte-level BPE, {pre}", path, lambda s: oracle.encode(s).ids)
+    return differ(f"byte-level BPE, {pre}", path, ids_of(oracle, pre))
 
 
 def trained_spm(corpus):
@@ -128,7 +176,17 @@ def trained_spm(corpus):
              else 4 if tokens[i] in ("\n\n", "<tag>") else 1 for i in range(len(tokens))]
     path = WORK / "trained-spm.gguf"
     write(path, "llama", None, tokens, types, scores=scores)
-    return differ("SentencePiece", path, sp.encode, ["<tag>", "\n\n"])
+    stand = {tuple(sp.encode(chr(STANDS + b))): sp.piece_to_id(f"<0x{b:02X}>")
+             for b in range(0x80, 0x100)}
+
+    def ids(t):
+        out, want = [], sp.encode(standing(t))
+        while want:
+            four = stand.get(tuple(want[:4]))
+            out.append(want[0] if four is None else four)
+            del want[:1 if four is None else 4]
+        return out
+    return differ("SentencePiece", path, ids, ["<tag>", "\n\n"])
 
 
 def of_model(model):
@@ -141,7 +199,7 @@ def of_model(model):
         path = WORK / f"model-{pre}.gguf"
         write(path, "gpt2", pre, tokens, types, merges)
         oracle = hugging_face(pre, vocabulary, [tuple(m.split(" ")) for m in merges], tokens[0])
-        wrong += differ(f"{pathlib.Path(model).name}, {pre}", path, lambda s: oracle.encode(s).ids, words)
+        wrong += differ(f"{pathlib.Path(model).name}, {pre}", path, ids_of(oracle, pre), words)
     return wrong
 
 
