@@ -121,6 +121,10 @@ static void product_cases(const ridge_op_row *op, case_level level, case_list *l
         product_text(op, 1, some[i], i % 2 ? 5 : 3, text, sizeof text);
         cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
     }
+    for (int i = 0; i < 2; i++) { /* three whole k steps of it */
+        sized_text(op, 1, 3072, 100, 3 * i, i ? 5 : 3, text, sizeof text);
+        cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
+    }
     for (int i = 0; i < 5; i++) {
         static const int some[] = {1, 3, 16, 1, 1}, form[] = {4, 4, 4, 1, 4};
 

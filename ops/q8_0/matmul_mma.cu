@@ -32,9 +32,9 @@ static const double MAX_WARM_BYTES = 2e6;
 /* What a kernel is compiled for. All but ANY: one token, one tile a team, all of a tile's weights in flight before the
  * primary grid has ended. WARM has a round before the first, for small weights. STEP has one k step and so few
  * registers that three CTAs, or these and the next kernel's, are on a multiprocessor (Qwen3-0.6B 651 -> 618 us a step,
- * H200). */
-enum { ANY, WARM, STEP };
-enum { STEP_CTAS = 3 };
+ * H200). FEW has three k steps of 8 rows (634 -> 625, H100; two are as fast by ANY). */
+enum { ANY, WARM, STEP, FEW };
+enum { STEP_CTAS = 3, FEW_CTAS = 2, FEW_STEPS = 3 };
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 /* in 128 registers sm_80 spills 16 bytes */
 #define WARM_CTAS 1
 #else
@@ -44,6 +44,7 @@ enum { STEP_CTAS = 3 };
 /* k steps that a warp has in flight. */
 #define IN_FLIGHT(subs, token_tiles, form)          \
     ((form) == STEP                    ? 1          \
+     : (form) == FEW                   ? FEW_STEPS  \
      : (form) == WARM                  ? 3 - (subs) \
      : (subs) == 1 && token_tiles == 1 ? 4          \
      : (subs) == 1                     ? 3          \
@@ -331,6 +332,7 @@ static __device__ __forceinline__ void store_tile(const q8_0_mma_args &a, const 
 
 template <int SUBS, int TOKEN_TILES, int FORM>
 static __global__ void __launch_bounds__(FORM ? TEAM : MAX_THREADS, FORM == STEP   ? STEP_CTAS
+                                                                    : FORM == FEW  ? FEW_CTAS
                                                                     : FORM == WARM ? WARM_CTAS
                                                                                    : 1)
     q8_0_mma(const __grid_constant__ q8_0_mma_args a)
@@ -377,7 +379,7 @@ static __global__ void __launch_bounds__(FORM ? TEAM : MAX_THREADS, FORM == STEP
         else if (a.p.norm)
             normalise_x<HELD>(a, memory, x, (float *)(memory + a.at_sums));
         else
-            quantise_x<FORM == ANY ? 2 : 1>(a, memory, x);
+            quantise_x<FORM == ANY || FORM == FEW ? 2 : 1>(a, memory, x);
         /* scales of the two blocks that the last run lacks */
         for (int i = threadIdx.x; a.short_part >= 0 && i < 2 * a.p.tokens; i += blockDim.x)
             ((float *)(memory + a.at_scales))[i / 2 * a.scale_pitch + (int)a.p.blocks + i % 2] = 0.0f;
@@ -409,14 +411,14 @@ static __global__ void __launch_bounds__(FORM ? TEAM : MAX_THREADS, FORM == STEP
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[8] = {(const void *)q8_0_mma<1, 1, ANY>,  (const void *)q8_0_mma<1, 2, ANY>,
-                                         (const void *)q8_0_mma<2, 1, ANY>,  (const void *)q8_0_mma<2, 2, ANY>,
-                                         (const void *)q8_0_mma<1, 1, WARM>, (const void *)q8_0_mma<2, 1, WARM>,
-                                         (const void *)q8_0_mma<1, 1, STEP>, (const void *)q8_0_mma<2, 1, STEP>};
+static const void *const functions[9] = {
+    (const void *)q8_0_mma<1, 1, ANY>,  (const void *)q8_0_mma<1, 2, ANY>,  (const void *)q8_0_mma<2, 1, ANY>,
+    (const void *)q8_0_mma<2, 2, ANY>,  (const void *)q8_0_mma<1, 1, WARM>, (const void *)q8_0_mma<2, 1, WARM>,
+    (const void *)q8_0_mma<1, 1, STEP>, (const void *)q8_0_mma<2, 1, STEP>, (const void *)q8_0_mma<1, 1, FEW>};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_prepare(device, functions, 8, cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device),
+    return host_prepare(device, functions, 9, cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device),
                         "q8_0_matmul: loading kernels");
 }
 
@@ -433,6 +435,15 @@ static int64_t lay_out(q8_0_mma_args *a, int64_t tokens, int64_t cols, int subs,
     return a->at_args + (int64_t)sizeof a->p;
 }
 
+/* Whether a tile of 8 rows has three k steps, and a multiprocessor at most one tile. */
+static bool has_few_steps(const ridge_device *device, const ridge_problem *problem)
+{
+    const int64_t step = RUN * RIDGE_Q8_0_PARTS;
+
+    return q8_0_follows(problem) && problem->op != RIDGE_Q8_0_PAIR && problem->dim[1] > (FEW_STEPS - 1) * step &&
+           problem->dim[1] <= FEW_STEPS * step && problem->dim[2] <= SUB * (int64_t)device->units;
+}
+
 /* The form of the kernel for a problem of so many tiles and runs. */
 static int form_of(const ridge_device *device, const ridge_problem *problem, int tiles, int runs, int subs)
 {
@@ -441,6 +452,8 @@ static int form_of(const ridge_device *device, const ridge_problem *problem, int
     if (q8_0_bytes(problem) <= MAX_WARM_BYTES && tiles <= MAX_TEAMS * device->units && problem->dim[2] >= 4 &&
         runs <= IN_FLIGHT(subs, 1, WARM) * RIDGE_Q8_0_PARTS && problem->dim[1] <= MAX_X_OF_A_TEAM)
         return WARM;
+    if (subs == 1 && has_few_steps(device, problem))
+        return FEW;
     return runs <= RIDGE_Q8_0_PARTS && tiles <= STEP_CTAS * device->units ? STEP : ANY;
 }
 
@@ -465,7 +478,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return RIDGE_OK;
     a.runs = (int)ridge_ceil_div(a.p.blocks, RIDGE_Q8_0_RUN);
     form = form_of(device, &bound->problem, a.tiles, a.runs, subs);
-    if (call->dim[0] * call->dim[1] <= MAX_X_OF_A_TEAM)
+    if (call->dim[0] * call->dim[1] <= MAX_X_OF_A_TEAM || form == FEW)
         teams = 1;
     most = (int64_t)device->units * (form == STEP ? (int)STEP_CTAS : MAX_TEAMS / teams);
     a.short_part = a.p.blocks % RIDGE_Q8_0_RUN ? (a.runs - 1) % RIDGE_Q8_0_PARTS : -1;
@@ -486,9 +499,12 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return status;
     a.warm = a.p.weight[0].codes;
     bytes = lay_out(&a, call->dim[0], call->dim[1], subs, teams);
-    return host_launch_shared(
-        device, kernel->name, functions[form ? 2 + 2 * form + (subs == 2) : 2 * (subs == 2) + token_tiles - 1],
-        dim3((unsigned)(a.tiles < most ? a.tiles : most)), TEAM * teams, (size_t)bytes, &a, stream);
+    return host_launch_shared(device, kernel->name,
+                              functions[form == FEW ? 8
+                                        : form      ? 2 + 2 * form + (subs == 2)
+                                                    : 2 * (subs == 2) + token_tiles - 1],
+                              dim3((unsigned)(a.tiles < most ? a.tiles : most)), TEAM * teams, (size_t)bytes, &a,
+                              stream);
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
@@ -520,7 +536,8 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *kerne
 static double cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double rows = q8_0_bytes(problem) / ((double)problem->dim[1] * (34.0 / 32.0));
-    const bool small = rows < 16.0 * device->units && !(q8_0_follows(problem) && q8_0_bytes(problem) > MAX_WARM_BYTES);
+    const bool small = rows < 16.0 * device->units && (has_few_steps(device, problem) || !q8_0_follows(problem) ||
+                                                       q8_0_bytes(problem) <= MAX_WARM_BYTES);
 
     return (problem->flags & RIDGE_WEIGHTS_CONST ? 2.2 : 2.7) +
            45e-6 * (double)problem->dim[0] * (double)problem->dim[1] +
