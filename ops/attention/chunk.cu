@@ -26,43 +26,44 @@ typedef struct chunk_item {
     int head, piece;
 } chunk_item;
 
-/* The pieces that any of the queries sees, by each warp; the first one writes what each sees. Missing queries see what
- * the last one does. */
-template <class S> static __device__ __forceinline__ chunk_work read_ranges(const attention_args &p, S *s, int rows)
+/* By the first warp. Missing queries see what the last one does. */
+template <class S> static __device__ __forceinline__ void read_ranges(const attention_args &p, S *s, int rows)
 {
     int64_t t, head, first, end;
-    chunk_work w = {};
 
-    query_of(p, 0, min((int)threadIdx.x % 32, rows - 1), &t, &head);
+    query_of(p, 0, min((int)threadIdx.x, rows - 1), &t, &head);
     attention_range(&p, p.pos[t], &first, &end);
     const int low = (int)min(first, (int64_t)0x7fffffff), high = (int)end;
     const int lowest = __reduce_min_sync(~0u, low < high ? low : 0x7fffffff);
     const int highest = __reduce_max_sync(~0u, low < high ? high : 0);
+    const int common_first = __reduce_max_sync(~0u, low), common_end = __reduce_min_sync(~0u, high);
 
-    if (threadIdx.x < 32) {
-        const int common_first = __reduce_max_sync(~0u, low), common_end = __reduce_min_sync(~0u, high);
-
-        if (threadIdx.x < QUERIES)
-            s->range[threadIdx.x] = make_int2(low, high);
-        if (threadIdx.x == 0) {
-            s->lowest = lowest;
-            s->highest = highest;
-            s->common_first = common_first;
-            s->common_end = common_end;
-        }
+    if (threadIdx.x < QUERIES)
+        s->range[threadIdx.x] = make_int2(low, high);
+    if (threadIdx.x == 0) {
+        s->lowest = lowest;
+        s->highest = highest;
+        s->common_first = common_first;
+        s->common_end = common_end;
     }
-    if (lowest < highest) {
-        w.first = lowest / PIECE;
-        w.count = (int)attention_pieces_of(highest) - w.first;
+}
+
+template <class S> static __device__ __forceinline__ chunk_work work_of(const S *s)
+{
+    chunk_work w = {};
+
+    if (s->lowest < s->highest) {
+        w.first = s->lowest / PIECE;
+        w.count = (int)attention_pieces_of(s->highest) - w.first;
     }
     return w;
 }
 
 /* How many items the warpgroup has: a range of the pieces of KV head 0, then of 1, .... Warpgroups 0 of all CTAs have
  * those that are too many for even shares. */
-static __device__ __forceinline__ int items_of(const attention_args &p, chunk_work w, int warp, chunk_item *first)
+static __device__ __forceinline__ int items_of(const attention_args &p, chunk_work w, chunk_item *first)
 {
-    const uint32_t share = warp / GROUP_WARPS * gridDim.x + blockIdx.x, shares = gridDim.x * GROUPS;
+    const uint32_t share = threadIdx.x / GROUP_THREADS * gridDim.x + blockIdx.x, shares = gridDim.x * GROUPS;
     const uint32_t all = (uint32_t)w.count * (uint32_t)p.kv_heads, each = all / shares, more = all - each * shares;
     const uint32_t begin = share * each + min(share, more);
 
@@ -84,9 +85,9 @@ static __device__ __forceinline__ chunk_item item_after(chunk_work w, chunk_item
 }
 
 /* The warp's first position in an item. */
-static __device__ __forceinline__ int chunk_base(chunk_work w, int warp, chunk_item at)
+static __device__ __forceinline__ int chunk_base(chunk_work w, chunk_item at)
 {
-    return (w.first + at.piece) * PIECE + warp % GROUP_WARPS * CHUNK;
+    return (w.first + at.piece) * PIECE + (int)threadIdx.x / 32 % GROUP_WARPS * CHUNK;
 }
 
 /* Rows from `base` on of a head of the cache to a stage as they are, none beyond the cache's end. */
@@ -103,10 +104,10 @@ static __device__ __forceinline__ void load_rows(const attention_args &p, const 
 
 /* Requests keys of one half of the warp's chunk of an item, by one lane. */
 template <class F>
-static __device__ __forceinline__ void load_keys(const chunk_args &a, chunk_shared<F> *s, chunk_work w, int warp,
-                                                 chunk_item at, int half)
+static __device__ __forceinline__ void load_keys(const chunk_args &a, chunk_shared<F> *s, chunk_work w, chunk_item at,
+                                                 int half)
 {
-    const int base = chunk_base(w, warp, at) + half * HALF;
+    const int warp = threadIdx.x / 32, base = chunk_base(w, at) + half * HALF;
     char *to = s->stage[warp][half];
     uint64_t *full = &s->full[warp][half];
 
@@ -121,10 +122,12 @@ static __device__ __forceinline__ void load_keys(const chunk_args &a, chunk_shar
 }
 
 template <class F>
-static __device__ __forceinline__ void load_values(const chunk_args &a, chunk_shared<F> *s, chunk_work w, int warp,
-                                                   chunk_item at, int half)
+static __device__ __forceinline__ void load_values(const chunk_args &a, chunk_shared<F> *s, chunk_work w, chunk_item at,
+                                                   int half)
 {
-    load_rows<F>(a.p, a.p.v + at.head * a.p.v_stride, chunk_base(w, warp, at) + half * HALF, s->stage[warp][half],
+    const int warp = threadIdx.x / 32;
+
+    load_rows<F>(a.p, a.p.v + at.head * a.p.v_stride, chunk_base(w, at) + half * HALF, s->stage[warp][half],
                  &s->full[warp][half]);
 }
 
@@ -210,10 +213,10 @@ static __device__ __forceinline__ void store_sums(const attention_args &p, const
 
 /* Keys of the warp's chunk become scores of the lane's query and keys; values are requested in their place. */
 template <class F>
-static __device__ __forceinline__ void keys_of_item(const chunk_args &a, chunk_shared<F> *s, chunk_work w, int warp,
+static __device__ __forceinline__ void keys_of_item(const chunk_args &a, chunk_shared<F> *s, chunk_work w,
                                                     chunk_item at, int parity, float *x)
 {
-    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float q[QUERIES][F::N / 8];
 
 #pragma unroll
@@ -225,22 +228,22 @@ static __device__ __forceinline__ void keys_of_item(const chunk_args &a, chunk_s
         x[2 * half + 1] = multiply_keys<F>(s->stage[warp][half], 8, q);
         __syncwarp(); /* all lanes have read the stage */
         if (lane == 0)
-            load_values<F>(a, s, w, warp, at, half);
+            load_values<F>(a, s, w, at, half);
     }
-    score_keys<F>(a.p, s, parity, chunk_base(w, warp, at) + lane / 8 + (lane & 4), x);
+    score_keys<F>(a.p, s, parity, chunk_base(w, at) + lane / 8 + (lane & 4), x);
 }
 
 /* An item, and requests the next one's keys. */
 template <class F>
 static __device__ __forceinline__ void compute_item(const chunk_args &a, chunk_shared<F> *s, chunk_work w, int rows,
-                                                    int warp, chunk_item at, int parity, bool more)
+                                                    chunk_item at, int parity, bool more)
 {
-    const int lane = threadIdx.x % 32, base = chunk_base(w, warp, at);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = chunk_base(w, at);
     const chunk_item next = item_after(w, at);
     const bool all = s->common_first <= base && s->common_end >= base + CHUNK;
     float x[4], o[QUERIES][F::COLUMNS] = {};
 
-    keys_of_item<F>(a, s, w, warp, at, parity, x);
+    keys_of_item<F>(a, s, w, at, parity, x);
     /* The warps' maxima are written, and o of the last piece is read. */
     ptx_barrier_sync(1 + threadIdx.x / GROUP_THREADS, GROUP_THREADS);
     weigh_keys<F>(s, parity, base + lane / 8 + (lane & 4), x);
@@ -251,56 +254,46 @@ static __device__ __forceinline__ void compute_item(const chunk_args &a, chunk_s
         add_values<F>(s, s->stage[warp][half], s->part[warp] + half * HALF * QUERIES, base + half * HALF, all, o);
         __syncwarp(); /* all lanes have read the stage, and its weights */
         if (more && lane == 0)
-            load_keys<F>(a, s, w, warp, next, half);
+            load_keys<F>(a, s, w, next, half);
     }
     store_values<F>(a.p, s, at.head, rows, w.first + at.piece, o);
     store_sums<F>(a.p, s, at.head, rows, w.first + at.piece, parity);
 }
 #endif
 
-/* So few that a CTA of merge has registers beside one of this kernel and waits for it there. Blackwell would spill. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-#define REGISTERS 128
-#else
-#define REGISTERS 112
-#endif
-
-template <int KV, int N> static __global__ void __maxnreg__(REGISTERS) chunk(const __grid_constant__ chunk_args a)
+template <int KV, int N>
+static __global__ void __launch_bounds__(THREADS, 1) chunk(const __grid_constant__ chunk_args a)
 {
 #if __CUDA_ARCH__ >= 900
     typedef chunk_form<KV, N> form;
     extern __shared__ __align__(1024) char memory[];
     chunk_shared<form> *s = (chunk_shared<form> *)memory;
-    const int rows = (int)(a.p.tokens * a.p.group);
-    const int warp = threadIdx.x / 32;
+    const int rows = (int)(a.p.tokens * a.p.group), warp = threadIdx.x / 32;
     chunk_item at = {};
-    float4 query = {};
+    float4 query;
 
     if (threadIdx.x % 32 == 0) {
         for (int i = 0; i < STAGES; i++)
             ptx_mbarrier_init(ptx_shared(&s->full[warp][i]), 1);
         ptx_mbarrier_fence_init();
     }
-    if (threadIdx.x == 0 && KV != RIDGE_U8)
-        ptx_prefetch_map(&a.k);
-    __syncwarp(); /* barriers are initialised before the warp's lanes wait for them */
     ptx_grid_dependency_wait();
     ptx_launch_dependents(); /* after the wait: merge reads positions before its own */
-    const chunk_work w = read_ranges(a.p, s, rows);
-    int items = items_of(a.p, w, warp, &at);
+    if (threadIdx.x < 32)
+        read_ranges(a.p, s, rows);
+    __syncthreads(); /* barriers are initialised and ranges written before all threads use them */
+    const chunk_work w = work_of(s);
+    int items = items_of(a.p, w, &at);
 
-    if (items) {
-        query = fetch_queries<form>(a.p, at.head, rows); /* before keys, behind which they would come late */
-        if (threadIdx.x % 32 == 0)
-            for (int half = 0; half < 2; half++)
-                load_keys<form>(a, s, w, warp, at, half);
-    }
-    __syncthreads(); /* ranges are written before all threads read them */
     if (items == 0)
         return;
+    query = fetch_queries<form>(a.p, at.head, rows); /* before keys, behind which they would come late */
+    if (threadIdx.x % 32 == 0)
+        for (int half = 0; half < 2; half++)
+            load_keys<form>(a, s, w, at, half);
     put_queries<form>(s, query);
     for (; items > 0; items--) {
-        compute_item<form>(a, s, w, rows, warp, at, items & 1, items > 1);
+        compute_item<form>(a, s, w, rows, at, items & 1, items > 1);
         at = item_after(w, at);
         if (at.piece == 0 && items > 1)
             put_queries<form>(s, fetch_queries<form>(a.p, at.head, rows));

@@ -79,39 +79,19 @@ static __device__ __forceinline__ void copy_panel(const float *o, int n, int col
     mma_copy_commit();
 }
 
-/* The chain of up to 128 pieces: x of each `stride` floats behind the one before. */
-static __device__ __forceinline__ float add_panel(const float *x, int stride, const float *weight, int count, float sum)
-{
-    int i = 0;
-
-#pragma unroll 4
-    for (; i + 4 <= count; i += 4) {
-        const float4 w = *(const float4 *)(weight + i);
-
-        sum = ridge_fma(w.x, x[i * stride], sum);
-        sum = ridge_fma(w.y, x[(i + 1) * stride], sum);
-        sum = ridge_fma(w.z, x[(i + 2) * stride], sum);
-        sum = ridge_fma(w.w, x[(i + 3) * stride], sum);
-    }
-    for (; i < count; i++)
-        sum = ridge_fma(weight[i], x[i * stride], sum);
-    return sum;
-}
-
-/* blockIdx.x: a query and head; blockIdx.y: 32 of its columns, each a thread of the first warp; the second warp sums
- * the weights. Positions are read before the wait: the kernel of the pieces lets this one begin when all its CTAs have
- * passed theirs, so that whatever wrote the positions has ended. */
+/* blockIdx.x: a query and head; blockIdx.y: 32 of its columns, each a thread of the first warp. Positions are read
+ * before the wait: the kernel of the pieces lets this one begin when all its CTAs have passed theirs, so that whatever
+ * wrote the positions has ended. */
 static __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_constant__ attention_args p)
 {
     __shared__ __align__(16) float part[MERGE_PANEL][MERGE_COLUMNS];
-    __shared__ __align__(16) float weight[MERGE_PANEL], length[MERGE_PANEL];
-    __shared__ float most[MERGE_THREADS / 32], total;
+    __shared__ float weight[MERGE_PANEL], length[MERGE_PANEL], most[MERGE_THREADS / 32];
     const int64_t t = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
     const int n = (int)p.n, first_column = blockIdx.y * MERGE_COLUMNS;
     const int columns = min(n - first_column, (int)MERGE_COLUMNS);
     const float *o = piece_o(p, t, head) + first_column;
     const float2 *ml = piece_ml(p, t, head);
-    float x = 0.0f, top = -INFINITY;
+    float x = 0.0f, top = -INFINITY, sum = 0.0f;
     int64_t first, end;
 
     attention_range(&p, p.pos[t], &first, &end);
@@ -147,19 +127,20 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_const
         mma_copy_wait_for<0>();
         __syncthreads(); /* the panel is written before the first warp reads it */
         if (threadIdx.x < MERGE_COLUMNS)
-            x = add_panel(part[0] + threadIdx.x, MERGE_COLUMNS, weight, count, x);
-        else if (threadIdx.x < 2 * MERGE_COLUMNS)
-            x = add_panel(length, 1, weight, count, x); /* the sum of weights */
-        __syncthreads();                                /* it is read before the next one overwrites it */
+#pragma unroll 8
+            for (int j = 0; j < count; j++) {
+                sum = ridge_fma(weight[j], length[j], sum);
+                x = ridge_fma(weight[j], part[j][threadIdx.x], x);
+            }
+        __syncthreads(); /* it is read before the next one overwrites it */
         if (i + MERGE_PANEL < last)
             copy_panel(o + (i + MERGE_PANEL) * n, n, columns, (int)min(last - i - MERGE_PANEL, (int64_t)MERGE_PANEL),
                        part);
     }
-    if (threadIdx.x == MERGE_COLUMNS)
-        total = p.sinks ? x + ridge_attention_weight(top, p.sinks[head]) : x;
-    __syncthreads(); /* the sum is written before the first warp reads it */
+    if (p.sinks)
+        sum += ridge_attention_weight(top, p.sinks[head]);
     if (threadIdx.x < columns)
-        store_out(p, t, head * n + first_column + threadIdx.x, x * ridge_attention_factor(total));
+        store_out(p, t, head * n + first_column + threadIdx.x, x * ridge_attention_factor(sum));
 }
 
 static inline ridge_status merge_launch(const ridge_device *device, const char *name, attention_args *p, void *stream)

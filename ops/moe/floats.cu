@@ -10,9 +10,7 @@
  *     gate_up  items are dealt out to CTAs one by one, and a CTA's to its warps
  *     down     a CTA has whole tiles of rows, whose items (one an entry) its warps share out; the results of `batch`
  *              tiles wait in shared memory, then all threads add the slots. The results have two buffers, so that one
- *              barrier a batch orders the writes before the reads, and those before the next but one batch's writes.
- *              Constant weights are requested before the kernels before have ended, by the ids as they are then: a
- *              router has long written them. If they have changed, all begins again */
+ *              barrier a batch orders the writes before the reads, and those before the next but one batch's writes */
 #include "args.cuh"
 #include "list.cuh"
 
@@ -358,35 +356,21 @@ static __device__ __forceinline__ void add_item(const floats_args &a, const moe_
     }
 }
 
-/* Makes the list and requests what there is to request: the first span, x, then other spans. */
+/* Requests x, makes the list and requests the first spans. */
 template <int FORM, int DOWN, int T, int LOCAL>
 static __device__ __forceinline__ void begin(const floats_args &a, moe_list *list, const char *x, const char *ring,
                                              float_loader<DOWN> *l)
 {
-    for (bool early = DOWN && a.p.weights_const;; early = false) {
-        if (!early) {
-            ptx_grid_dependency_wait();
-            if (LOCAL)
-                copy_x<DOWN>(a, ptx_shared(x));
-        }
-        if (T == 1)
-            moe_make_list_1(a.p, list);
-        else
-            moe_make_list(a.p, list, T);
-        l->at.number = (int)threadIdx.x / 32;
-        seek_item<FORM, DOWN, T>(a, list, l);
-        copy_span<FORM, DOWN, T>(a, list, l, ptx_shared(ring));
-        if (!early)
-            break;
-        ptx_grid_dependency_wait();
-        if (moe_list_holds(a.p, list)) {
-            if (LOCAL)
-                copy_x<DOWN>(a, ptx_shared(x));
-            break;
-        }
-        mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stage is written again */
-    }
-    for (int i = 1; i < STAGES(T); i++)
+    ptx_grid_dependency_wait();
+    if (LOCAL)
+        copy_x<DOWN>(a, ptx_shared(x));
+    if (T == 1)
+        moe_make_list_1(a.p, list);
+    else
+        moe_make_list(a.p, list, T);
+    l->at.number = (int)threadIdx.x / 32;
+    seek_item<FORM, DOWN, T>(a, list, l);
+    for (int i = 0; i < STAGES(T); i++)
         copy_span<FORM, DOWN, T>(a, list, l, ptx_shared(ring + i * STAGE(FORM, T)));
 }
 

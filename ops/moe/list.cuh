@@ -40,24 +40,6 @@ static __device__ __forceinline__ void moe_look_back(moe_list *list, int i, int 
     list->before[i] = (uint16_t)before;
 }
 
-/* The id of a pair; -1: of no expert. Not from L1, so that it can be read again when the kernels before have ended. */
-static __device__ __forceinline__ int moe_load_id(const moe_args &p, int pair)
-{
-    const int id = pair < p.tokens * p.slots ? __ldcg(p.ids + pair / p.slots * p.ids_stride + pair % p.slots) : -1;
-
-    return id >= 0 && id < p.experts ? id : -1;
-}
-
-/* Whether the ids are still those of the list. By all threads of the CTA. */
-static __device__ __forceinline__ bool moe_list_holds(const moe_args &p, const moe_list *list)
-{
-    bool same = true;
-
-    for (int i = threadIdx.x; i < p.tokens * p.slots; i += blockDim.x)
-        same = same && ((const int *)list->ids)[i] == moe_load_id(p, i);
-    return __syncthreads_and(same);
-}
-
 /* By all threads of the CTA, whole warps. A thread has the pairs threadIdx.x, threadIdx.x + blockDim.x, ... */
 static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list *list, int columns)
 {
@@ -65,7 +47,9 @@ static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list
     int *const ids = (int *)list->ids;
 
     for (int i = threadIdx.x; i < all; i += step) {
-        ids[i] = moe_load_id(p, i);
+        const int id = i < pairs ? p.ids[i / p.slots * p.ids_stride + i % p.slots] : -1;
+
+        ids[i] = id >= 0 && id < p.experts ? id : -1;
         list->count[i] = 0;
     }
     __syncthreads(); /* the ids are written before they are read */
@@ -106,8 +90,8 @@ static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list
  * another. */
 static __device__ __forceinline__ void moe_make_list_1(const moe_args &p, moe_list *list)
 {
-    const int lane = threadIdx.x % 32, id = moe_load_id(p, lane);
-    const bool valid = id >= 0;
+    const int lane = threadIdx.x % 32, id = lane < p.slots ? p.ids[lane] : -1;
+    const bool valid = id >= 0 && id < p.experts;
     const unsigned all = __ballot_sync(0xffffffffu, valid);
     const int entry = __popc(all & ((1u << lane) - 1));
 
@@ -116,7 +100,7 @@ static __device__ __forceinline__ void moe_make_list_1(const moe_args &p, moe_li
         list->count[entry] = 1;
         list->pair[entry][0] = (uint16_t)lane;
     }
-    ((int *)list->ids)[lane] = id;
+    ((int *)list->ids)[lane] = valid ? id : -1;
     if (lane == 0)
         list->entries = __popc(all);
     __syncwarp(); /* what a warp reads it has written */
