@@ -9,6 +9,10 @@ if(RIDGE_SANITIZE) # the checks in unrolled vector code cost gcc up to 43 s a fi
     set(cpu_options -O2 -fno-math-errno -fno-trapping-math)
     set(simd_options -O1 -fno-math-errno -fno-trapping-math)
 endif()
+if(RIDGE_FUZZ) # a fuzzer follows what reads files and problems; kernels would only be slower
+    list(APPEND cpu_options -fno-sanitize=fuzzer-no-link)
+    list(APPEND simd_options -fno-sanitize=fuzzer-no-link)
+endif()
 set(simd_sources)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND NOT RIDGE_SANITIZE) # 5 to 13 % on the SiLU rows (docs/lessons.md)

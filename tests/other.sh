@@ -1,39 +1,40 @@
 #!/bin/sh
 # other.sh ROOT BUILD KIND: a second build, CPU only, with another compiler or a sanitizer, and a short test of it.
+# `sanitizers` builds what `asan` and `fuzz` run.
 set -eu
-root=$1 dir=$2/other-$3
+root=$1 dir=$2/other-$3 log=$2/other-$3.log
 target=all # or what of it the test runs
 configure() {
-    cmake -S "$root" -B "$dir" -G Ninja -DRIDGE_CUDA=OFF "$@" >"$dir.log" 2>&1 || { cat "$dir.log"; exit 1; }
-    cmake --build "$dir" --target $target >"$dir.log" 2>&1 || { tail -40 "$dir.log"; exit 1; }
+    cmake -S "$root" -B "$dir" -G Ninja -DRIDGE_CUDA=OFF "$@" >"$log" 2>&1 || { cat "$log"; exit 1; }
+    cmake --build "$dir" --target $target >"$log" 2>&1 || { tail -40 "$log"; exit 1; }
 }
 case $3 in
 clang)
     configure -DCMAKE_C_COMPILER=clang -DBUILD_TESTING=OFF
-    "$dir/ridge" test --quick --once --device cpu --quiet
+    "$dir/ridge" test --quick --once --device cpu --quiet --part 1/3 # a case's oracle takes most of the time
+    ;;
+sanitizers)
+    target=sanitized
+    configure -DCMAKE_C_COMPILER=clang -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined
     ;;
 asan)
-    target=sanitized
-    configure -DRIDGE_SANITIZE=address,undefined
-    rows=cpu vectors=
-    if grep -qs avx2 /proc/cpuinfo; then # avx512's rows are the same sources, and time is short
-        rows=cpu:avx2
-        "$dir/ridge" test --quick --once --device $rows --quiet --kernel '*avx*'
-        # Of ops with such rows every fifth case in plain C, which takes longest: 41 of 49 CPU seconds of gemm_fp8's.
-        vectors=$("$dir/ridge" kernels | sed -n 's/^cpu\.\([a-z0-9_]*\)\.[a-z0-9_.]*avx.*/\1/p' | sort -u)
-    fi
+    dir=$2/other-sanitizers device=cpu
+    ! grep -qs avx2 /proc/cpuinfo || device=cpu:avx2 # avx512's rows are the same sources, and time is short
+    "$dir/ridge" test --quick --once --device $device --quiet --kernel '*avx*'
+    # Of ops with such rows every fifth case in plain C, which takes longest: 41 of 49 CPU seconds of gemm_fp8's.
+    vectors=$("$dir/ridge" kernels | sed -n 's/^cpu\.\([a-z0-9_]*\)\.[a-z0-9_.]*avx.*/\1/p' | sort -u)
     for op in $("$dir/ridge" ops | sed -n 's/^\([a-z0-9_]*\):.*/\1/p'); do
         every=1
         ! echo "$vectors" | grep -qx "$op" || every=5
-        "$dir/ridge" test --quick --once --device $rows --quiet --kernel '*.c' --part 1/$every "$op" >"$dir.log" 2>&1 ||
-            { cat "$dir.log"; exit 1; }
+        "$dir/ridge" test --quick --once --device $device --quiet --kernel '*.c' --part 1/$every "$op" >"$log" 2>&1 ||
+            { cat "$log"; exit 1; }
     done
-    "$dir/tests/teeth" --device $rows
+    "$dir/tests/teeth" --device $device
     sh "$root/tests/quantize.sh" "$dir/ridge" "$dir/tests/quantize_tool" few
     python3 "$root/tests/quantize_files.py" "$dir/ridge"
     "$dir/tests/test_core"
     for name in io gguf gguf_bad dequantize lm; do # hostile files
-        [ ! -x "$dir/tests/test_$name" ] || "$dir/tests/test_$name" >"$dir.log" 2>&1 || { grep -v OK "$dir.log"; exit 1; }
+        [ ! -x "$dir/tests/test_$name" ] || "$dir/tests/test_$name" >"$log" 2>&1 || { grep -v OK "$log"; exit 1; }
     done
     ;;
 tsan) # without OpenMP: libgomp's own synchronisation is invisible to ThreadSanitizer; the host code is what this checks
@@ -42,16 +43,16 @@ tsan) # without OpenMP: libgomp's own synchronisation is invisible to ThreadSani
     "$dir/tests/test_threads"
     ;;
 fuzz)
-    target=fuzzers
-    configure -DCMAKE_C_COMPILER=clang -DRIDGE_OPENMP=OFF -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined
+    dir=$2/other-sanitizers
+    export OMP_TOOL=disabled # LLVM's would open std::cout on the stdout that fuzz_tool takes away again
     for name in text safetensors gguf lm session tool; do
         [ -x "$dir/tests/fuzz_$name" ] || continue
         mkdir -p "$dir/corpus-$name" # what is found goes here, not into the tree
         seeds=$root/tests/fuzz/corpus/$name
         [ -d "$seeds" ] || seeds=
-        "$dir/tests/fuzz_$name" "$dir/corpus-$name" $seeds -max_total_time=10 -verbosity=0 -print_final_stats=1 >"$dir.log" 2>&1 ||
-            { tail -40 "$dir.log"; exit 1; }
-        grep -E 'executed' "$dir.log" | sed "s/^/$name: /"
+        "$dir/tests/fuzz_$name" "$dir/corpus-$name" $seeds -max_total_time=10 -verbosity=0 -print_final_stats=1 >"$log" 2>&1 ||
+            { tail -40 "$log"; exit 1; }
+        grep -E 'executed' "$log" | sed "s/^/$name: /"
     done
     ;;
 esac

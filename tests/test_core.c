@@ -10,7 +10,7 @@
 
 /* Counts allocations of the whole program while armed. A sanitizer brings its own malloc, which stays. */
 static int armed, allocations;
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#ifndef RIDGE_SANITIZED
 extern void *__libc_malloc(size_t size);
 void *malloc(size_t size)
 {

@@ -340,7 +340,7 @@ TEST(million)
     char name[32];
     ridge_file *file = NULL;
     double best = 1e9;
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef RIDGE_SANITIZED
     double limit = 60;
 #else
     double limit = 1;

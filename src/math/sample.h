@@ -36,9 +36,10 @@ RIDGE_FN float ridge_sample_ratio(float logit, float largest)
     return ridge_exp(logit - largest);
 }
 
+/* Of NaN 2^63: what x86 and PTX convert it to, and C leaves undefined. */
 RIDGE_FN uint64_t ridge_sample_weight(float ratio)
 {
-    return (uint64_t)(ratio * 0x1p32f);
+    return ratio == ratio ? (uint64_t)(ratio * 0x1p32f) : UINT64_C(1) << 63;
 }
 
 /* The sum of weights that the tokens before one that top_p drops have at least. */
