@@ -45,6 +45,8 @@ static int64_t beyond_pipeline(const ridge_kernel *kernel)
         return 13 * 64;
     if (kernel->op >= RIDGE_BLOCK_MATMUL && kernel->op <= RIDGE_BLOCK_GATE_UP_SWIGLU)
         return 7 * 128;
+    if (strstr(kernel->name, ".wgmma_f32"))
+        return 6 * 32; /* its stages have 32 columns, and there are four at most */
     return kernel->op == RIDGE_GEMM_FP8 || kernel->op == RIDGE_GEMM_FP8_GROUPED ? 15 * 128 : 6 * 64;
 }
 
