@@ -1113,13 +1113,14 @@ enum {
  *
  *     i8     codes, f16 scales RIDGE_SCALING_ROW32: planes of Q8_0    x: i8 codes, f32 scales RIDGE_SCALING_ROW32
  *     q4_0 and the other block formats: tiles of block_repack         x: the same
- *     bf16   no scales; e4m3 f32 scales RIDGE_SCALING_BLK128          x: f32 or bf16
+ *     f32, bf16: no scales; e4m3: f32 scales RIDGE_SCALING_BLK128     x: f32 or bf16
  *
  * The scales of an expert are a row of theirs: [experts, rows*cols/32] or [experts, ceil(rows/128)*ceil(cols/128)]. One
- * expert, ids of 0: a dense layer. What several tokens share is read from memory once. An id outside 0 .. experts-1 is passed over: zeros from
- * moe_gate_up_swiglu, no term in moe_down. A token may name an expert twice. No kernel's grid depends on the ids: a
- * captured graph may be replayed with any. Contract: exact, batch-invariant; with i8 and in block formats the sum over
- * cols is that of q8_0_matmul and block_matmul. 0 tokens or rows write nothing; 0 cols is a sum of 0.
+ * expert, ids of 0: a dense layer. What several tokens share is read from memory once. An id outside 0 .. experts-1 is
+ * passed over: zeros from moe_gate_up_swiglu, no term in moe_down. A token may name an expert twice. No kernel's grid
+ * depends on the ids: a captured graph may be replayed with any. Contract: exact, batch-invariant; with i8 and in block
+ * formats the sum over cols is that of q8_0_matmul and block_matmul. 0 tokens or rows write nothing; 0 cols is a sum of
+ * 0.
  *
  * @code
  * ridge_tensor gate = ridge_scaled(w, RIDGE_I8, w_scale, RIDGE_SCALING_ROW32); // [experts][rows][cols]
