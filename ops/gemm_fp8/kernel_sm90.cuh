@@ -79,7 +79,7 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
                                 gemm_flat_scales<T, MODE>() ? 0 : kb, full);
             if (MODE == SCALE_1D1D && p.scale_tma)
                 ptx_tma_load_2d(ptx_shared(s->scale_b[0]) + stage * (T::BLOCK_N * 4), &p.map_scale_b, col, kb, full);
-            if (kb == unit.begin) { /* its divisions take long: now, while the first loads are on their way */
+            if (kb == unit.begin) { /* its divisions take long: now, while the first loads are in flight */
                 next = gemm_unit_of<T>(p, number, &walk, &next_group);
                 if (T::GROUPED)
                     s->group[number % UNITS] = next_group;

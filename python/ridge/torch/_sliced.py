@@ -96,7 +96,7 @@ class Divergences:
         lse = gathered(lse, self.group).logsumexp(0)
         if here:
             terms[0] = ops.divergence(_on_tensors, student, teacher, scale, beta, temperature, None, tuple(lse), terms[1])
-        loss, own = gathered(terms, self.group).sum(0)
+        loss, own = ops.sum_parts(_on_tensors, gathered(terms, self.group))
         if here and dlogits is not None:
             ops.divergence(_on_tensors, student, teacher, scale, beta, temperature, dlogits, tuple(lse), own)
         return loss

@@ -1,5 +1,6 @@
 """ridge.torch.distributed: the loss of a head whose vocabulary is spread over the ranks of a process group; with FSDP2, weights
-that are gathered as FP8 codes, and gradients that are added in the order of the ranks; tensor parallelism of Fp8Linear.
+that are gathered as FP8 codes, and gradients that are added in the order of the ranks; tensor parallelism of Fp8Linear. Longer
+than 600 lines because the public functions with their docstrings stand in one place.
 
 Nothing here makes a group. Bytes are moved by the group's all_gather and all_to_all; what is added is added by ridge, in the order
 of the ranks, so that every rank and every run gets the same bits, whatever the engine does. A rank that dies or stops is noticed
@@ -39,8 +40,9 @@ from ._sliced import sample as sample_of_slices
 from ._sliced import topk as top_of_slices
 from .nn import Fp8Linear
 
-__all__ = ["Fp8ColwiseParallel", "Fp8RowwiseParallel", "PeerError", "VocabParallelHead", "copy_engine", "gather_fp8", "linear_cross_entropy", "linear_distill", "linear_jsd", "linear_kl",
-           "linear_logprobs", "linear_sample", "linear_topk", "ordered_reduce"]
+__all__ = ["Fp8ColwiseParallel", "Fp8RowwiseParallel", "PeerError", "VocabParallelHead", "copy_engine", "gather_fp8",
+           "linear_cross_entropy", "linear_distill", "linear_jsd", "linear_kl", "linear_logprobs", "linear_sample", "linear_topk",
+           "ordered_reduce"]
 _on_tensors = Arrays()
 _MESSAGE = 2048  # bytes of what a rank says of its call
 # Classes of a rank behind whose dW the whole parts of dx of another rank are received: a row takes 2H bytes at 250 GB/s, and of each class
