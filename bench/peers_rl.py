@@ -130,6 +130,7 @@ class LigerCute(torch.autograd.Function):
 def liger_cute():
     try:
         from liger_cute_kernels import tvm_ffi as native
+        torch.zeros(1, device="cuda")  # its NVSHMEM asks for a current context
         of_one = torch.empty(native.uniqueid_nbytes(), dtype=torch.uint8)
         native.get_uniqueid(of_one.data_ptr())
         native.init_with_uniqueid(0, 1, of_one.data_ptr())
