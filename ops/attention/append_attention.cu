@@ -1,5 +1,5 @@
 /* append_attention.cu: kv_append_attention of one token in one kernel, by the CTAs of tile.cuh. More tokens, more
- * queries of a KV head, another head_dim or a cache for `chunk` have kv_append's kernel first (attention.cu, chunk.cu).
+ * queries of a KV head, another head_dim or a cache for `piece` have kv_append's kernel first (attention.cu, piece.cu).
  *
  * Every CTA computes the heads of q of its KV head anew, a warp a head (append_head.cuh), while the cache's keys and
  * values are being copied; the CTA whose piece has the token's position computes its k and v as well. They go to the
