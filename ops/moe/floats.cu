@@ -364,7 +364,7 @@ static __device__ __forceinline__ void begin(const floats_args &a, moe_list *lis
     ptx_grid_dependency_wait();
     if (LOCAL)
         copy_x<DOWN>(a, ptx_shared(x));
-    if (T == 1)
+    if (T == 1 && a.p.tokens == 1)
         moe_make_list_1(a.p, list);
     else
         moe_make_list(a.p, list, T);
@@ -443,10 +443,17 @@ typedef struct float_plan {
     int64_t at_x, at_ring, bytes;
 } float_plan;
 
+/* Whether an entry has up to two pairs: of more pairs than experts. Of fewer, few share an expert, and those that do find
+ * its weights in L2; an entry of one pair has twice as many rows an item. */
+static bool in_pairs(const int64_t *dim)
+{
+    return dim[0] > 1 && dim[0] * dim[4] > dim[3];
+}
+
 /* With x in shared memory if that leaves room for the stages of all warps; else without; else with fewer warps. */
 static float_plan plan(const ridge_device *device, bool down, const int64_t *dim)
 {
-    const int warps[] = {WARPS(1, 1), dim[0] > 1 ? WARPS(0, 2) : WARPS(0, 1), 8, 4};
+    const int warps[] = {WARPS(1, 1), in_pairs(dim) ? WARPS(0, 2) : WARPS(0, 1), 8, 4};
     const int64_t pairs = dim[0] * dim[4], x = dim[0] * (down ? dim[4] : 1) * dim[1] * 2;
     float_plan p = {};
 
@@ -480,7 +487,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return RIDGE_OK;
     if (a.p.x_stride * a.p.tokens >> 34)
         return moe_launch_any(device, kernel, bound, workspace, bytes, stream);
-    several = a.p.tokens > 1;
+    several = in_pairs(bound->call.dim);
     a.steps = (int)ridge_ceil_div(a.p.cols, MOE_CHAINS);
     a.tiles = (int)ridge_ceil_div(a.p.rows, VALUES / (down ? 1 : 2) / (several + 1));
     a.batch = f.batch;
