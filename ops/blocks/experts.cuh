@@ -315,7 +315,7 @@ static __device__ __forceinline__ void expert_store_sums(const block_expert_args
             if (expert >= 0) {
                 const float *from = results + (step * pairs + pair) * a.split * rows + r;
 
-                sum = __fmaf_rn(a.p.weights[token * a.p.weights_stride + slot],
+                sum = __fmaf_rn(list->weight[pair],
                                 moe_bias(a.p.weight[0], expert, row, expert_add_shares(a, from, rows)), sum);
             }
         }
@@ -481,25 +481,39 @@ template <class F, int COLUMNS> static __device__ __forceinline__ void expert_pr
         block_fill_tables(F(), memory);
     if (!a.x.records)
         expert_skip(a, &next, threadIdx.x / 32);
-    ptx_grid_dependency_wait();
-    if (!a.x.records)
+    /* Constant weights of down are requested by the ids as they are before the kernels in front have ended, which a
+     * router has long written. If they have changed, all begins again. */
+    for (int early = a.p.down && a.p.weights_const; early >= 0; early--) {
+        if (!early) {
+            ptx_grid_dependency_wait();
+            if (!a.x.records)
 #pragma unroll
-        for (int k = 0; k < EXPERT_HELD; k++) {
-            held[k] = expert_load_x(a, next);
-            expert_skip(a, &next, a.warps);
+                for (int k = 0; k < EXPERT_HELD; k++) {
+                    held[k] = expert_load_x(a, next);
+                    expert_skip(a, &next, a.warps);
+                }
+            if (a.p.down && a.p.weights_const) {
+                if (moe_list_holds(a.p, list))
+                    break;
+                mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stages are written again */
+            }
         }
-    if (COLUMNS == 1 && a.p.tokens == 1)
-        moe_make_list_1(a.p, list);
-    else
-        moe_make_list(a.p, list, COLUMNS);
-    w.entries = list->entries;
-    expert_seek<COLUMNS>(a, list, w, F::UNIT, &l);
-    for (int i = 0; i < a.x.depth; i++)
-        expert_copy<F, COLUMNS>(a, list, w, &l, ptx_shared(ring + i * STAGE));
+        if (COLUMNS == 1 && a.p.tokens == 1)
+            moe_make_list_1(a.p, list);
+        else
+            moe_make_list(a.p, list, COLUMNS);
+        w.entries = list->entries;
+        l.at = pos;
+        expert_seek<COLUMNS>(a, list, w, F::UNIT, &l);
+        for (int i = 0; i < a.x.depth; i++)
+            expert_copy<F, COLUMNS>(a, list, w, &l, ptx_shared(ring + i * STAGE));
+    }
     ptx_launch_dependents(); /* behind the first loads, which it would delay */
     if (!a.x.records)
         expert_write_x<F>(a, memory + F::TABLES, next, held);
-    if (!a.p.down)
+    if (a.p.down)
+        moe_keep_weights(a.p, list);
+    else
         expert_store_rest(a, list);
     __syncthreads(); /* orders the writes of x and of tables before their reads */
     if (!a.p.down) {

@@ -10,7 +10,9 @@
  *     gate_up  items are dealt out to CTAs one by one, and a CTA's to its warps
  *     down     a CTA has whole tiles of rows, whose items (one an entry) its warps share out; the results of `batch`
  *              tiles wait in shared memory, then all threads add the slots. The results have two buffers, so that one
- *              barrier a batch orders the writes before the reads, and those before the next but one batch's writes */
+ *              barrier a batch orders the writes before the reads, and those before the next but one batch's writes.
+ *              Constant weights are requested before the kernels before have ended, by the ids as they are then: a
+ *              router has long written them. If they have changed, all begins again */
 #include "args.cuh"
 #include "list.cuh"
 
@@ -303,7 +305,7 @@ static __device__ __forceinline__ void store_sums(const floats_args &a, const mo
             continue;
         for (int slot = 0; slot < p.slots; slot++)
             if (((const int *)list->ids)[token * p.slots + slot] >= 0)
-                sum = __fmaf_rn(p.weights[token * p.weights_stride + slot], from[slot * R], sum);
+                sum = __fmaf_rn(list->weight[token * p.slots + slot], from[slot * R], sum);
         moe_store_sum(p, token, row, sum);
     }
 }
@@ -356,22 +358,38 @@ static __device__ __forceinline__ void add_item(const floats_args &a, const moe_
     }
 }
 
-/* Requests x, makes the list and requests the first spans. */
+/* Makes the list and requests what there is to request: the first span, x, then other spans. */
 template <int FORM, int DOWN, int T, int LOCAL>
 static __device__ __forceinline__ void begin(const floats_args &a, moe_list *list, const char *x, const char *ring,
                                              float_loader<DOWN> *l)
 {
-    ptx_grid_dependency_wait();
-    if (LOCAL)
-        copy_x<DOWN>(a, ptx_shared(x));
-    if (T == 1 && a.p.tokens == 1)
-        moe_make_list_1(a.p, list);
-    else
-        moe_make_list(a.p, list, T);
-    l->at.number = (int)threadIdx.x / 32;
-    seek_item<FORM, DOWN, T>(a, list, l);
-    for (int i = 0; i < STAGES(T); i++)
+    for (bool early = DOWN && T == 1 && a.p.weights_const;; early = false) {
+        if (!early) {
+            ptx_grid_dependency_wait();
+            if (LOCAL)
+                copy_x<DOWN>(a, ptx_shared(x));
+        }
+        if (T == 1 && a.p.tokens == 1)
+            moe_make_list_1(a.p, list);
+        else
+            moe_make_list(a.p, list, T);
+        l->at.number = (int)threadIdx.x / 32;
+        seek_item<FORM, DOWN, T>(a, list, l);
+        copy_span<FORM, DOWN, T>(a, list, l, ptx_shared(ring));
+        if (!early)
+            break;
+        ptx_grid_dependency_wait();
+        if (moe_list_holds(a.p, list)) {
+            if (LOCAL)
+                copy_x<DOWN>(a, ptx_shared(x));
+            break;
+        }
+        mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stage is written again */
+    }
+    for (int i = 1; i < STAGES(T); i++)
         copy_span<FORM, DOWN, T>(a, list, l, ptx_shared(ring + i * STAGE(FORM, T)));
+    if (DOWN)
+        moe_keep_weights(a.p, list);
 }
 
 template <int FORM, int DOWN, int T, int LOCAL>
@@ -443,8 +461,8 @@ typedef struct float_plan {
     int64_t at_x, at_ring, bytes;
 } float_plan;
 
-/* Whether an entry has up to two pairs: of more pairs than experts. Of fewer, few share an expert, and those that do find
- * its weights in L2; an entry of one pair has twice as many rows an item. */
+/* Whether an entry has up to two pairs: of more pairs than experts. Of fewer, few share an expert, and those that do
+ * find its weights in L2; an entry of one pair has twice as many rows an item. */
 static bool in_pairs(const int64_t *dim)
 {
     return dim[0] > 1 && dim[0] * dim[4] > dim[3];

@@ -18,6 +18,7 @@ typedef struct moe_list {
         before[MOE_PAIRS]; /* the pair that begins this one's entry; pairs of its expert before */
     int warp[MOE_PAIRS / 32];
     int entries;
+    float weight[MOE_PAIRS]; /* down: of a pair, see moe_keep_weights */
 } moe_list;
 
 /* The pairs of this one's expert before it, and which of these begins its entry. */
@@ -40,6 +41,32 @@ static __device__ __forceinline__ void moe_look_back(moe_list *list, int i, int 
     list->before[i] = (uint16_t)before;
 }
 
+/* The id of a pair; -1: of no expert. Not from L1, so that it can be read again when the kernels before have ended. */
+static __device__ __forceinline__ int moe_load_id(const moe_args &p, int pair)
+{
+    const int id = pair < p.tokens * p.slots ? __ldcg(p.ids + pair / p.slots * p.ids_stride + pair % p.slots) : -1;
+
+    return id >= 0 && id < p.experts ? id : -1;
+}
+
+/* Whether the ids are still those of the list. By all threads of the CTA. */
+static __device__ __forceinline__ bool moe_list_holds(const moe_args &p, const moe_list *list)
+{
+    bool same = true;
+
+    for (int i = threadIdx.x; i < p.tokens * p.slots; i += blockDim.x)
+        same = same && ((const int *)list->ids)[i] == moe_load_id(p, i);
+    return __syncthreads_and(same);
+}
+
+/* Weights of the slots to shared memory, behind the requests of the first copies, which take longer. From global memory
+ * the first slot of a row would wait for its own. */
+static __device__ __forceinline__ void moe_keep_weights(const moe_args &p, moe_list *list)
+{
+    for (int i = threadIdx.x; i < p.tokens * p.slots; i += blockDim.x)
+        list->weight[i] = p.weights[i / p.slots * p.weights_stride + i % p.slots];
+}
+
 /* By all threads of the CTA, whole warps. A thread has the pairs threadIdx.x, threadIdx.x + blockDim.x, ... */
 static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list *list, int columns)
 {
@@ -47,9 +74,7 @@ static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list
     int *const ids = (int *)list->ids;
 
     for (int i = threadIdx.x; i < all; i += step) {
-        const int id = i < pairs ? p.ids[i / p.slots * p.ids_stride + i % p.slots] : -1;
-
-        ids[i] = id >= 0 && id < p.experts ? id : -1;
+        ids[i] = moe_load_id(p, i);
         list->count[i] = 0;
     }
     __syncthreads(); /* the ids are written before they are read */
@@ -86,24 +111,25 @@ static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list
     __syncthreads(); /* the list is complete before it is read */
 }
 
-/* The same of one token, whose pairs have an entry each. Every warp makes it, all the same, so that none waits for
- * another. */
+/* The same of one token, whose pairs have an entry each. The first warp makes it for all: ids that are read while they
+ * may still be written would differ from warp to warp. */
 static __device__ __forceinline__ void moe_make_list_1(const moe_args &p, moe_list *list)
 {
-    const int lane = threadIdx.x % 32, id = lane < p.slots ? p.ids[lane] : -1;
-    const bool valid = id >= 0 && id < p.experts;
-    const unsigned all = __ballot_sync(0xffffffffu, valid);
-    const int entry = __popc(all & ((1u << lane) - 1));
+    if (threadIdx.x < 32) {
+        const int lane = threadIdx.x, id = moe_load_id(p, lane);
+        const unsigned all = __ballot_sync(0xffffffffu, id >= 0);
+        const int entry = __popc(all & ((1u << lane) - 1));
 
-    if (valid) {
-        list->expert[entry] = id;
-        list->count[entry] = 1;
-        list->pair[entry][0] = (uint16_t)lane;
+        if (id >= 0) {
+            list->expert[entry] = id;
+            list->count[entry] = 1;
+            list->pair[entry][0] = (uint16_t)lane;
+        }
+        ((int *)list->ids)[lane] = id;
+        if (lane == 0)
+            list->entries = __popc(all);
     }
-    ((int *)list->ids)[lane] = valid ? id : -1;
-    if (lane == 0)
-        list->entries = __popc(all);
-    __syncwarp(); /* what a warp reads it has written */
+    __syncthreads(); /* the list is complete before it is read */
 }
 
 #endif
