@@ -116,7 +116,7 @@ static char *read_text(const plan *p, const char *path, const char **why)
     from = ridge_open_regular(path, why);
     if (!from)
         return NULL;
-    text = malloc(CONFIG_MOST + 1);
+    text = malloc(CONFIG_MOST + 2); /* what is read, and a zero behind it */
     length = text ? fread(text, 1, CONFIG_MOST + 1, from) : 0;
     *why = !text                  ? "out of memory"
            : ferror(from)         ? strerror(errno)
