@@ -44,6 +44,7 @@ typedef struct block_kernels {
     const void *mma[2][3];
     const void *records[3];
     int unit, tables;       /* bytes of a unit and of tables in shared memory */
+    int depth;              /* stages of one token by bulk copies, at most, where all teams have tiles */
     int record[3];          /* bytes of x for 256 columns */
     int teams[2][3];        /* of a CTA, at most, as of mma */
     const void *experts[2]; /* of one token, and of several (experts.cuh) */

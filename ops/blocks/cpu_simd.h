@@ -62,7 +62,7 @@ INLINE float half(const uint8_t *at)
     uint16_t bits;
 
     memcpy(&bits, at, sizeof bits);
-    return ridge_f32_from_f16(bits);
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
 }
 
 /* What is subtracted from a code that has been made unsigned. */
@@ -89,7 +89,9 @@ INLINE void nibbles(const uint8_t *unit, int row, w_row *w)
 {
     const __m256i mask = _mm256_set1_epi8(15);
 
+#pragma GCC unroll 8
     for (int q = 0; q < 2; q++)
+#pragma GCC unroll 8
         for (int p = 0; p < 2; p++) {
             const __m256i v = load(unit + 1024 * q + 64 * row + 32 * p);
 
@@ -101,12 +103,12 @@ INLINE void nibbles(const uint8_t *unit, int row, w_row *w)
 /* Two bits of each code, from a plane of them: of run q, half, pair p. */
 INLINE __m256i two_bits(const uint8_t *plane, int row, int q, int h, int p)
 {
-    const __m256i v = load(plane + 64 * row + 32 * p), at = _mm256_setr_epi32(0, 0, 1, 1, 4, 4, 5, 5);
-    const __m256i shift = _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4);
-    const __m256i lanes = _mm256_permutevar8x32_epi32(v, _mm256_add_epi32(at, _mm256_set1_epi32(2 * q)));
+    const __m256i v = load(plane + 64 * row + 32 * p), shift = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+    const __m256i lanes = q   ? h ? _mm256_shuffle_epi32(v, 0xff) : _mm256_shuffle_epi32(v, 0xaa)
+                            : h ? _mm256_shuffle_epi32(v, 0x55)
+                              : _mm256_shuffle_epi32(v, 0x00);
 
-    return _mm256_and_si256(_mm256_srlv_epi32(lanes, _mm256_add_epi32(shift, _mm256_set1_epi32(2 * h))),
-                            _mm256_set1_epi8(3));
+    return _mm256_and_si256(_mm256_srlv_epi32(lanes, shift), _mm256_set1_epi8(3));
 }
 
 INLINE __m256i one_bit(const uint8_t *plane, int row, int q, int h, int p)
@@ -121,7 +123,9 @@ INLINE __m256i one_bit(const uint8_t *plane, int row, int q, int h, int p)
 
 INLINE void codes_q8_0(const uint8_t *unit, int row, w_row *w)
 {
+#pragma GCC unroll 8
     for (int q = 0; q < 2; q++)
+#pragma GCC unroll 8
         for (int p = 0; p < 2; p++) {
             const __m256 a = _mm256_castsi256_ps(load(unit + 2048 * q + 64 * row + 32 * p));
             const __m256 b = _mm256_castsi256_ps(load(unit + 2048 * q + 1024 + 64 * row + 32 * p));
@@ -129,6 +133,7 @@ INLINE void codes_q8_0(const uint8_t *unit, int row, w_row *w)
             w->codes[q][0][p] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
             w->codes[q][1][p] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
 #ifndef WIDEN
+#pragma GCC unroll 8
             for (int h = 0; h < 2; h++)
                 w->codes[q][h][p] = _mm256_xor_si256(w->codes[q][h][p], _mm256_set1_epi8((char)0x80));
 #endif
@@ -141,13 +146,14 @@ INLINE void codes_mxfp4(const uint8_t *unit, int row, w_row *w)
                                             16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
 
     nibbles(unit, row, w);
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i++)
         w->codes[i >> 2][i >> 1 & 1][i & 1] = _mm256_shuffle_epi8(values, w->codes[i >> 2][i >> 1 & 1][i & 1]);
 }
 
-/* Eight magnitudes of an entry of the codebook, and masks of negative signs, by bytes. */
+/* Eight magnitudes of an entry of the codebook, by bytes. */
 typedef struct iq2_tables {
-    uint64_t grid[256], minus[128];
+    uint64_t grid[256];
 } iq2_tables;
 
 static void fill_tables(void *memory)
@@ -156,37 +162,36 @@ static void fill_tables(void *memory)
 
     for (int i = 0; i < 256; i++) {
         to->grid[i] = 0;
+#pragma GCC unroll 8
         for (int k = 0; k < 8; k++)
             to->grid[i] |= (uint64_t)ridge_iq2_magnitude(ridge_iq2_xxs_grid[i] >> 2 * k & 3) << 8 * k;
     }
-    for (unsigned i = 0; i < 128; i++) {
-        to->minus[i] = 0;
-        for (int k = 0; k < 8; k++)
-            to->minus[i] |= (ridge_iq2_signs(i) >> k & 1 ? UINT64_C(0xff) : 0) << 8 * k;
-    }
 }
 
-/* 43 + g or 43 - g: with m = ff where minus, (g ^ m) - m + 43 in each byte; 43 - g = (43 ^ ..) has no borrow, as g and
- * 43 + g are below 128. */
+/* Vector t of a run has entry t of blocks j = 0 .. 3, so that sums of four codes are halves of entries. 43 + g or
+ * 43 - g: with m = ff where minus, 43 + ((g ^ m) - m). */
 INLINE void codes_iq2(const uint8_t *unit, int row, const iq2_tables *tables, w_row *w)
 {
-    _Alignas(32) uint32_t word[2][2][2][8];
+    const __m256i byte = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3));
+    const __m256i bit = _mm256_setr_epi8(1, 16, 1, 16, 1, 16, 1, 16, 2, 32, 2, 32, 2, 32, 2, 32, 4, 64, 4, 64, 4, 64, 4,
+                                         64, 8, -128, 8, -128, 8, -128, 8, -128);
 
+#pragma GCC unroll 8
     for (int t = 0; t < 4; t++)
+#pragma GCC unroll 8
         for (int q = 0; q < 2; q++) {
             const uint8_t *at = unit + 64 * row + 16 * t + 8 * q;
-            const uint32_t signs = block_read32(at + 4);
+            const __m256i word = _mm256_set1_epi32((int)block_read32(at + 4));
+            const __m256i signs =
+                _mm256_xor_si256(_mm256_and_si256(word, _mm256_set1_epi32(0x0fffffff)), _mm256_slli_epi32(word, 4));
+            const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(signs, byte), bit);
+            const __m256i m = _mm256_cmpeq_epi8(set, bit);
+            const __m256i g = _mm256_set_epi64x((long long)tables->grid[at[3]], (long long)tables->grid[at[2]],
+                                                (long long)tables->grid[at[1]], (long long)tables->grid[at[0]]);
 
-            for (int j = 0; j < 4; j++) {
-                const uint64_t g = tables->grid[at[j]], m = tables->minus[signs >> 7 * j & 127];
-                const uint64_t plus = UINT64_C(0x2b2b2b2b2b2b2b2b) + (g & ~m), v = plus - (g & m);
-
-                word[q][0][t >> 1][4 * (t & 1) + j] = (uint32_t)v;
-                word[q][1][t >> 1][4 * (t & 1) + j] = (uint32_t)(v >> 32);
-            }
+            w->codes[q][t >> 1][t & 1] =
+                _mm256_add_epi8(_mm256_sub_epi8(_mm256_xor_si256(g, m), m), _mm256_set1_epi8(43));
         }
-    for (int i = 0; i < 8; i++)
-        w->codes[i >> 2][i >> 1 & 1][i & 1] = load((const uint8_t *)word[i >> 2][i >> 1 & 1][i & 1]);
 }
 
 INLINE __m256 bytes_to_f(__m128i bytes)
@@ -229,12 +234,16 @@ INLINE void unpack_codes(uint32_t format, const uint8_t *unit, int row, const iq
         codes_iq2(unit, row, tables, w);
         break;
     case RIDGE_Q2_K:
+#pragma GCC unroll 8
         for (int i = 0; i < 8; i++)
             w->codes[i >> 2][i >> 1 & 1][i & 1] = two_bits(unit, row, i >> 2, i >> 1 & 1, i & 1);
         break;
     default:
         nibbles(unit, row, w);
-        for (int i = 0; i < 8 && f.high; i++) {
+        if (f.high == 0)
+            break;
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
             __m256i *to = &w->codes[i >> 2][i >> 1 & 1][i & 1];
             const __m256i high = format == RIDGE_Q5_K ? one_bit(unit + 2048, row, i >> 2, i >> 1 & 1, i & 1)
                                                       : two_bits(unit + 2048, row, i >> 2, i >> 1 & 1, i & 1);
@@ -255,25 +264,56 @@ INLINE void q4_1_scales(const uint8_t *scale, w_row *w)
     w->min[0] = _mm256_cvtph_ps(_mm256_extracti128_si256(apart, 1));
 }
 
-INLINE void q2_k_scales(const uint8_t *scale, const uint8_t *d, w_row *w)
+INLINE void q2_k_scales(const uint8_t *scale, w_row *w)
 {
     const __m128i v = load_half(scale), mask = _mm_set1_epi8(15);
     __m256i min[2];
 
-    w->scale = _mm256_set1_ps(half(d));
     halves(_mm256_cvtepu8_epi16(_mm_and_si128(v, mask)), w->sub);
     halves(_mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(v, 4), mask)), min);
+#pragma GCC unroll 8
     for (int i = 0; i < 2; i++)
-        w->min[i] =
-            _mm256_sub_ps(_mm256_setzero_ps(), _mm256_mul_ps(_mm256_set1_ps(half(d + 2)), _mm256_cvtepi32_ps(min[i])));
+        w->min[i] = _mm256_cvtepi32_ps(min[i]);
+}
+
+/* Where d (and dmin, less) go with all blocks of a row: those of four rows, twice. */
+INLINE __m256 four_scales(uint32_t format, const uint8_t *more, __m256 *less)
+{
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    __m256 both;
+
+    if (format == RIDGE_Q6_K)
+        return _mm256_cvtph_ps(_mm_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(const void *)more)));
+    both = _mm256_cvtph_ps(_mm_shuffle_epi8(load_half(more), order));
+    *less = _mm256_sub_ps(_mm256_setzero_ps(), _mm256_permute2f128_ps(both, both, 0x11));
+    return _mm256_permute2f128_ps(both, both, 0x00);
+}
+
+/* ridge_block_e8m0 of eight bytes. */
+INLINE __m256 e8m0_scales(const uint8_t *from)
+{
+    const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)from));
+    const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e), small));
+}
+
+/* d times the four bits above the signs. */
+INLINE void iq2_scales(const uint8_t *unit, const uint8_t *d, int row, w_row *w)
+{
+    const __m256i at = _mm256_setr_epi32(0, 8, 512, 520, 32, 40, 544, 552); /* block_iq2_scale_piece of row 0 */
+    const __m256i word =
+        _mm256_i32gather_epi32((const int *)(const void *)(unit + block_iq2_scale_piece(row, 0) + 4), at, 1);
+    const __m256i odd = _mm256_or_si256(_mm256_slli_epi32(_mm256_srli_epi32(word, 28), 1), _mm256_set1_epi32(1));
+
+    w->scale = _mm256_mul_ps(_mm256_set1_ps(half(d) * 0.125f), _mm256_cvtepi32_ps(odd));
 }
 
 INLINE void unpack_scales(uint32_t format, const uint8_t *unit, int row, w_row *w)
 {
     const block_layout f = block_layout_of(format);
     const uint8_t *scale = unit + block_codes_bytes(f, 2) + row * f.scale;
-    const uint8_t *more = unit + block_codes_bytes(f, 2) + BLOCK_ROWS * f.scale + row * f.more;
-    _Alignas(32) float s[8];
 
     switch (format) {
     case RIDGE_Q4_0:
@@ -284,25 +324,20 @@ INLINE void unpack_scales(uint32_t format, const uint8_t *unit, int row, w_row *
         q4_1_scales(scale, w);
         break;
     case RIDGE_MXFP4:
-        for (int b = 0; b < 8; b++)
-            s[b] = ridge_block_e8m0(scale[b]);
-        w->scale = _mm256_load_ps(s);
+        w->scale = e8m0_scales(scale);
         break;
     case RIDGE_Q4_K:
     case RIDGE_Q5_K:
         k_scales(scale, w);
         break;
     case RIDGE_Q6_K:
-        w->scale = _mm256_set1_ps(half(more));
         halves(_mm256_cvtepi8_epi16(load_half(scale)), w->sub);
         break;
     case RIDGE_Q2_K:
-        q2_k_scales(scale, more, w);
+        q2_k_scales(scale, w);
         break;
-    default: /* IQ2_XXS */
-        for (int b = 0; b < 8; b++)
-            s[b] = half(scale) * (float)(2 * (unit[block_iq2_scale_piece(row, b) + 7] >> 4) + 1) * 0.125f;
-        w->scale = _mm256_load_ps(s);
+    default:
+        iq2_scales(unit, scale, row, w);
         break;
     }
 }
@@ -314,11 +349,16 @@ INLINE __m256i integers(uint32_t format, const w_row *w, const x_unit *x)
 {
     __m256i sum[2];
 
-    for (int k = 0; k < (has_subs(format) ? 2 : 1); k++) {
+#pragma GCC unroll 8
+    for (int k = 0; k < 2; k++) {
         __m256i run[2];
 
+        if (k > 0 && !has_subs(format))
+            break;
+#pragma GCC unroll 8
         for (int q = 0; q < 2; q++) {
             run[q] = _mm256_setzero_si256();
+#pragma GCC unroll 8
             for (int i = 0; i < 4; i++) {
                 const __m256i codes = w->codes[q][i >> 1][i & 1], with = load(x->codes[q][i >> 1][i & 1]);
 
@@ -337,8 +377,11 @@ INLINE __m256i integers(uint32_t format, const w_row *w, const x_unit *x)
                 run[q] = dot_bytes(run[q], codes, with);
             }
         }
-        sum[k] = _mm256_add_epi32(_mm256_permute2x128_si256(run[0], run[1], 0x20),
-                                  _mm256_permute2x128_si256(run[0], run[1], 0x31));
+        if (format == RIDGE_IQ2_XXS)
+            sum[k] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(run[0], run[1]), 0xd8);
+        else
+            sum[k] = _mm256_add_epi32(_mm256_permute2x128_si256(run[0], run[1], 0x20),
+                                      _mm256_permute2x128_si256(run[0], run[1], 0x31));
         if (offset_of(format))
             sum[k] = _mm256_add_epi32(sum[k], load((const uint8_t *)x->start[k]));
     }
@@ -366,28 +409,49 @@ INLINE void four_rows(uint32_t format, const uint8_t *unit, int row, const iq2_t
     const block_minima minima = format == RIDGE_Q4_1 || format == RIDGE_Q4_K || format == RIDGE_Q5_K ? BLOCK_MIN_32
                                 : format == RIDGE_Q2_K                                               ? BLOCK_MIN_16
                                                                                                      : BLOCK_NO_MIN;
+    const block_layout f = block_layout_of(format);
+    const bool common = has_subs(format); /* d and dmin of a row */
     __m256 scale[4], min[2][4], value[TOKENS][4];
 
+#pragma GCC unroll 8
     for (int i = 0; i < 4; i++) {
         w_row w;
 
         unpack_codes(format, unit, row + i, tables, &w);
         unpack_scales(format, unit, row + i, &w);
-        scale[i] = w.scale;
+        if (!common)
+            scale[i] = w.scale;
+#pragma GCC unroll 8
         for (int k = 0; k < (int)minima; k++)
             min[k][i] = w.min[k];
         for (int64_t t = 0; t < tokens; t++)
             value[t][i] = _mm256_cvtepi32_ps(integers(format, &w, &x[t]));
     }
-    transpose(scale);
+#pragma GCC unroll 8
     for (int k = 0; k < (int)minima; k++)
         transpose(min[k]);
+    if (common) {
+        __m256 less = _mm256_setzero_ps();
+
+        scale[0] = four_scales(format, unit + block_codes_bytes(f, 2) + BLOCK_ROWS * f.scale + row * f.more, &less);
+#pragma GCC unroll 8
+        for (int j = 0; j < 4; j++) {
+            scale[j] = scale[0];
+#pragma GCC unroll 8
+            for (int k = 0; k < (int)minima; k++)
+                min[k][j] = _mm256_mul_ps(less, min[k][j]);
+        }
+    } else {
+        transpose(scale);
+    }
     for (int64_t t = 0; t < tokens; t++) {
         __m256 sum = acc[t];
 
         transpose(value[t]);
+#pragma GCC unroll 8
         for (int j = 0; j < 4; j++) {
             sum = _mm256_fmadd_ps(_mm256_mul_ps(scale[j], _mm256_load_ps(x[t].scale[j])), value[t][j], sum);
+#pragma GCC unroll 8
             for (int k = 0; k < (int)minima; k++)
                 sum = _mm256_fmadd_ps(min[k][j], _mm256_load_ps(x[t].sum[k][j]), sum);
         }
@@ -473,10 +537,11 @@ static void prepare(const block_args *a, const int8_t *codes, float scale, int64
     for (int i = 0; i < 32; i++)
         sum[i / 16] += codes[i];
     for (int word = 0; word < 8; word++) {
-        const int t = a->format == RIDGE_IQ2_XXS ? word >> 1 : word & 3;
-        const int h = a->format == RIDGE_IQ2_XXS ? word & 1 : word >> 2;
+        const int t = word & 3, h = word >> 2;
+        uint8_t *const at = a->format == RIDGE_IQ2_XXS ? &to->codes[q][word >> 2][word >> 1 & 1][8 * j + 4 * (word & 1)]
+                                                       : &to->codes[q][h][t >> 1][16 * (t & 1) + 4 * j];
 
-        memcpy(&to->codes[q][h][t >> 1][16 * (t & 1) + 4 * j], codes + 4 * word, 4);
+        memcpy(at, codes + 4 * word, 4);
     }
     to->start[0][4 * q + j] = -offset_of(a->format) * (has_subs(a->format) ? sum[0] : sum[0] + sum[1]);
     to->start[1][4 * q + j] = -offset_of(a->format) * sum[1];

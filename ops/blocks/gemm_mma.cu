@@ -76,7 +76,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const int64_t waves = ridge_ceil_div(ridge_block_work(problem, PROMPT_BM, PROMPT_BN), 2 * (int64_t)device->units);
-    const double products = (double)waves * (2 + 1.7 * (double)problem->dim[1] / BLOCK_RUN) * 1.98 / device->clock_ghz;
+    const double products = (double)waves * (2 + 1.85 * (double)problem->dim[1] / BLOCK_RUN) * 1.98 / device->clock_ghz;
     const double load = ridge_block_bytes(problem) * 1e-3 / device->copy_gbps;
 
     return 9 + (products > load ? products : load);

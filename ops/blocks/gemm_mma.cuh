@@ -21,7 +21,7 @@ template <class F> struct block_prompt_tile {
         BN = PROMPT_BN,
         THREADS = PROMPT_THREADS,
         ELEMENTS = 4 * GROUPS,
-        KEEP_REGS = (F::X == BLOCK_X_START_16 ? 2 : 3) * ELEMENTS, /* with two sums a block registers would spill */
+        KEEP_REGS = (F::X >= BLOCK_X_START_16 ? 2 : 3) * ELEMENTS, /* with two sums a block registers would spill */
         RING = 2,
         RECORD = BLOCK_RECORD_8(F::X),
         AT_UNITS = GROUPS * RECORD,

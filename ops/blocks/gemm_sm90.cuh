@@ -159,7 +159,7 @@ static __device__ __forceinline__ void gemm_operands(const block_scales *s, int 
         const int half = i >> 1;
 
         if (F::X == BLOCK_X_START) {
-            a[0][i] = gemm_less(codes[i], F::OFFSET);
+            a[0][i] = gemm_less(F::WORDS == 8 ? block_sum(codes[i], codes[F::WORDS - 4 + i]) : codes[i], F::OFFSET);
         } else if (F::X >= BLOCK_X_START_16) {
             const uint32_t sub = __shfl_sync(~0u, s->sub[j], (threadIdx.x & 28) + 2 * q + (i & 1));
 
@@ -167,7 +167,7 @@ static __device__ __forceinline__ void gemm_operands(const block_scales *s, int 
                 gemm_times_sub(codes[i], half ? (int32_t)sub >> 16 : (int32_t)(int16_t)sub, &a[0][i],
                                &a[T::SUMS - 1][i]);
             else
-                a[0][i] = (codes[i] >> (4 * (j & 1) + 2 * half)) * (sub >> 8 * half & 255);
+                a[0][i] = (codes[i] >> 2 * (j & 1)) * (sub >> 8 * half & 255);
         } else {
             a[0][i] = codes[i];
         }
@@ -216,7 +216,7 @@ static __device__ __forceinline__ void gemm_run(const char *unit, const char *ta
     const int lane = threadIdx.x % 32;
     const uint64_t x = wgmma_descriptor(stage);
     const uint32_t numbers = stage + T::AT_NUMBERS + lane % 4 * 16;
-    uint32_t codes[4][BLOCK_CODES], a[4][T::SUMS][4];
+    uint32_t codes[4][F::WORDS], a[4][T::SUMS][4];
     int32_t d[2][T::SUMS * T::PARTS];
     block_scales s;
     float w[2], m[2][2];
@@ -379,7 +379,7 @@ static __global__ void __launch_bounds__(GEMM_CTA_THREADS, 1)
 }
 
 /* Tokens of a tile, and how many of the kept sums are in registers. */
-#define GEMM_TILE_128(F) block_gemm_tile<F, 128, 32>
+#define GEMM_TILE_128(F) block_gemm_tile<F, 128, F::X == BLOCK_X_SUM_16 ? 28 : 32>
 #define GEMM_TILE_64(F) block_gemm_tile<F, 64, 64>
 #define GEMM_TILE_32(F) block_gemm_tile<F, 32, 48>
 

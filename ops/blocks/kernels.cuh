@@ -3,6 +3,7 @@
 #define RIDGE_BLOCKS_KERNELS_CUH
 
 #include "experts.cuh"
+#include "few.cuh"
 #include "gemm_mma.cuh"
 #include "gemm_sm90.cuh"
 
@@ -18,6 +19,7 @@
          (const void *)block_records<block_##name, 16>},                                                               \
         block_##name::UNIT,                                                                                            \
         block_##name::TABLES,                                                                                          \
+        block_##name::DEPTH,                                                                                           \
         {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)},       \
         {BLOCK_TEAMS_OF(block_##name, 0), BLOCK_TEAMS_OF(block_##name, 1)},                                            \
         {(const void *)block_experts<block_##name, 1>, (const void *)block_experts<block_##name, 8>},                  \

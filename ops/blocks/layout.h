@@ -8,10 +8,10 @@
  *     more   `more` bytes a row, likewise
  * The order of codes is that of the A operand of mma.m16n8k32: lane 4 g + t of a warp has rows g and g + 8, and of a
  * block of 32 the columns 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3. Of four blocks j (a run, 128 columns) a lane has
- * eight slots s = 2 j + half of four columns each; codes of one slot lie in the four bytes of one word. What a lane
- * has of a row lies together, 16 bytes where there are as many, and the lanes of a warp one after another.
- * A matrix is as large as its blocks, but for rows that are no multiple of 16, and columns that are no multiple of 128
- * (codes of whole runs, scales of whole units). What there is not is zero. */
+ * eight slots s = 2 j + half of four columns each; codes of one slot lie in the four bytes of one word, of two bits
+ * those of all blocks and one half. What a lane has of a row lies together, 16 bytes where there are as many, and the
+ * lanes of a warp one after another. A matrix is as large as its blocks, but for rows that are no multiple of 16, and
+ * columns that are no multiple of 128 (codes of whole runs, scales of whole units). What there is not is zero. */
 #ifndef RIDGE_BLOCKS_LAYOUT_H
 #define RIDGE_BLOCKS_LAYOUT_H
 
@@ -125,25 +125,25 @@ RIDGE_FN int block_place(int bits, int row, int b, int e, int *shift)
     const int run = b >> 2, slot = 2 * (b & 3) + (e >> 4), byte = e & 3;
     const int lane = (row >> 3) * 32 + (row & 7) * 4 + ((e & 15) >> 2);
 
-    *shift = bits * slot & 7;
+    *shift = bits == 2 ? 2 * (b & 3) : bits * slot & 7;
     if (bits == 8)
         return run << 11 | slot >> 2 << 10 | lane << 4 | (slot & 3) << 2 | byte;
     if (bits == 4)
         return run << 10 | lane << 4 | slot >> 1 << 2 | byte;
     if (bits == 2)
-        return lane << 4 | run << 3 | slot >> 2 << 2 | byte;
+        return lane << 4 | run << 3 | (slot & 1) << 2 | byte;
     return lane << 3 | run << 2 | byte;
 }
 
 /* What a byte of a plane holds: the row, and the first of its 8 / bits codes as block and column; each further code is
- * 16 columns on, every second one in the next block. */
+ * 16 columns on, every second one in the next block, or, of two bits, 32 columns on. */
 RIDGE_FN void block_holds(int bits, int at, int *row, int *b, int *e)
 {
     const int lane = (bits >= 4 ? at >> 4 : bits == 2 ? at >> 4 : at >> 3) & 63;
     const int run = bits == 8 ? at >> 11 : bits == 4 ? at >> 10 : bits == 2 ? at >> 3 & 1 : at >> 2 & 1;
     const int slot = bits == 8   ? (at >> 10 & 1) * 4 + (at >> 2 & 3)
                      : bits == 4 ? (at >> 2 & 3) * 2
-                     : bits == 2 ? (at >> 2 & 1) * 4
+                     : bits == 2 ? at >> 2 & 1
                                  : 0;
 
     *row = (lane >> 5) * 8 + (lane >> 2 & 7);
@@ -152,13 +152,35 @@ RIDGE_FN void block_holds(int bits, int at, int *row, int *b, int *e)
 }
 
 /* IQ2_XXS has the same 16 bytes a lane, 8 a run: the word of grid indices t of blocks j = 0 .. 3, and a word of their
- * sign bits t, 7 a block, with the 4-bit scale of a block on top: of row g + 8 (t & 1), block 4 (t >> 1) + 2 h + run,
- * where h says whether the lane's piece is of row g or of g + 8. */
+ * signs, whose bit 4 k + j is the parity of signs 0 .. k of block j's entry t, k = 0 .. 6. So one shift and an XOR give
+ * the eight signs of all four entries, the one that is not stored with them. On top the 4-bit scale of a block: of row
+ * g + 8 (t & 1), block 4 (t >> 1) + 2 h + run, where h says whether the lane's piece is of row g or of g + 8. */
 RIDGE_FN int block_iq2_scale_piece(int row, int b)
 {
     const int lane = (b >> 1 & 1) * 32 + (row & 7) * 4 + (b >> 2) * 2 + (row >> 3);
 
     return lane << 4 | (b & 1) << 3;
+}
+
+/* Seven sign bits to their parities four bits apart, and back. */
+RIDGE_FN uint32_t block_iq2_parities(uint32_t signs)
+{
+    uint32_t parity = signs ^ signs << 1, word = 0;
+
+    parity ^= parity << 2;
+    parity ^= parity << 4;
+    for (int k = 0; k < 7; k++)
+        word |= (parity >> k & 1) << 4 * k;
+    return word;
+}
+
+RIDGE_FN uint32_t block_iq2_signs(uint32_t word)
+{
+    uint32_t parity = 0;
+
+    for (int k = 0; k < 7; k++)
+        parity |= (word >> 4 * k & 1) << k;
+    return (parity ^ parity << 1) & 127;
 }
 
 /* A code in a unit, all its bits; not of IQ2_XXS. */
@@ -211,7 +233,7 @@ RIDGE_FN uint8_t block_iq2_byte(block_source s, int at)
     if (!(at & 4))
         return (uint8_t)(block_iq2_word(s, row, 4 * run + (at & 3), 0) >> 8 * t);
     for (int j = 0; j < 4; j++)
-        word |= (block_iq2_word(s, row, 4 * run + j, 1) >> 7 * t & 127) << 7 * j;
+        word |= block_iq2_parities(block_iq2_word(s, row, 4 * run + j, 1) >> 7 * t & 127) << j;
     word |= block_iq2_word(s, 8 * (t & 1) + g, 4 * (t >> 1) + 2 * h + run, 1) >> 28 << 28;
     return (uint8_t)(word >> 8 * (at & 3));
 }
@@ -248,8 +270,8 @@ RIDGE_FN uint8_t block_tile_byte(uint32_t format, block_layout f, block_source s
 
             byte |= ((high ? code >> f.low : code) & ((1u << bits) - 1)) << bits * i;
         }
-        e ^= 16;
-        b += e < 16;
+        e ^= bits == 2 ? 0 : 16;
+        b += bits == 2 || e < 16;
     }
     return (uint8_t)byte;
 }
@@ -306,7 +328,7 @@ RIDGE_FN uint8_t block_iq2_codes_byte(const uint8_t *unit, int row, int i)
     if (!(i & 4))
         return unit[(lane + (i & 3)) << 4 | (b >> 2) << 3 | (b & 3)];
     for (int t = 0; t < 4; t++)
-        word |= (block_read32(unit + ((lane + t) << 4 | (b >> 2) << 3 | 4)) >> 7 * (b & 3) & 127) << 7 * t;
+        word |= block_iq2_signs(block_read32(unit + ((lane + t) << 4 | (b >> 2) << 3 | 4)) >> (b & 3)) << 7 * t;
     word |= block_read32(unit + (block_iq2_scale_piece(row, b) | 4)) >> 28 << 28;
     return (uint8_t)(word >> 8 * (i & 3));
 }

@@ -68,35 +68,59 @@ static bool fits(block_plan *p, const block_kernels *k, int64_t units, int sums,
     return k->tables + x < most && p->bytes <= most;
 }
 
-/* As many warps as fit with two stages each, then more stages. Where x leaves no room for two teams, it stays in global
- * memory. */
+/* Tiles of a CTA. */
+static int64_t tiles_of(const ridge_device *device, const ridge_problem *problem)
+{
+    const int64_t tiles = ridge_ceil_div(problem->dim[2], BLOCK_ROWS) +
+                          (problem->op == RIDGE_BLOCK_PAIR ? ridge_ceil_div(problem->dim[3], BLOCK_ROWS) : 0);
+
+    return ridge_ceil_div(tiles, device->units);
+}
+
+/* What teams have room for in the time that their tiles take. */
+static int64_t room(int64_t tiles, int teams)
+{
+    return ridge_ceil_div(tiles, teams) * teams;
+}
+
+/* Stages of a warp, at most. Of one token in formats with many instructions a byte fewer, since x, which the loop
+ * begins with, comes behind all that has been asked for; but not where few teams have a tile. */
+static int64_t most_stages(const block_kernels *k, const block_plan *p, int bulk, int64_t tiles)
+{
+    if (!bulk || p->form || tiles < 1)
+        return BLOCK_MAX_DEPTH;
+    return ridge_min(BLOCK_MAX_DEPTH, k->depth * p->teams / ridge_min(p->teams, tiles));
+}
+
+/* The teams that leave the fewest of them idle in the last round, of those within two of as many as fit with two
+ * stages each; then more stages. Where x leaves no room for two teams, it stays in global memory. */
 static block_plan plan(const ridge_device *device, const ridge_problem *problem, int bulk)
 {
     const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
     const int64_t tokens = problem->dim[0], units = block_units(problem->dim[1]), most = host_max_shared(device);
-    block_plan p = {};
+    const int64_t tiles = tiles_of(device, problem);
+    block_plan p = {}, best = {};
     const int form = tokens == 1 ? 0 : tokens <= 8 ? 1 : 2;
     const int sums = (problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU ? 2 : 1) * RIDGE_Q8_0_PARTS * form_tokens[form] * 64;
 
     p.form = form;
-    for (int records = 0; records < 2; records++)
+    p.depth = 2;
+    best.bytes = INT64_MAX;
+    for (int records = 0; records < 2 && !best.teams; records++) {
+        p.records = records;
         for (p.teams = k->teams[bulk][form]; p.teams >= (records ? 1 : 2); p.teams--) {
-            p.records = records;
-            p.depth = 2;
-            if (!fits(&p, k, units, sums, most))
-                continue;
-            while (p.depth < BLOCK_MAX_DEPTH) {
-                p.depth++;
-                if (!fits(&p, k, units, sums, most)) {
-                    p.depth--;
-                    fits(&p, k, units, sums, most);
-                    break;
-                }
-            }
-            return p;
+            if (best.teams && p.teams < k->teams[bulk][form] - 2)
+                break;
+            if (fits(&p, k, units, sums, most) && (!best.teams || room(tiles, p.teams) < room(tiles, best.teams)))
+                best = p;
         }
-    p.bytes = INT64_MAX;
-    return p;
+    }
+    for (p = best; best.teams && p.depth < most_stages(k, &p, bulk, tiles); best = p) {
+        p.depth++;
+        if (!fits(&p, k, units, sums, most))
+            break;
+    }
+    return best;
 }
 
 /* -------------------------------------------------------------------------------------------------------- workspace */
@@ -275,9 +299,9 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const double rows = ridge_block_rows(problem);
     const double read = ridge_block_bytes(problem) * (kernel->param[0] ? 1.0e-3 : 1.1e-3) / device->copy_gbps;
     const double few = (double)ridge_block_few(problem).dim[0];
-    const double products = 36e-9 * few * rows * (double)problem->dim[1]; /* what bounds more than about four */
+    const double products = 19e-9 * few * rows * (double)problem->dim[1]; /* what bounds more than about four */
 
-    return 45e-6 * (double)problem->dim[0] * (double)problem->dim[1] +
+    return 10e-6 * (double)problem->dim[0] * (double)problem->dim[1] +
            (3 + (read > products ? read : products)) * (double)ridge_ceil_div(problem->dim[0], RIDGE_Q8_0_MAX_TOKENS);
 }
 

@@ -21,6 +21,7 @@
 #define RIDGE_BLOCKS_MMA_CUH
 
 #include "cuda/mma.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "hand.cuh"
@@ -28,8 +29,12 @@
 enum { BLOCK_TEAM = 128, BLOCK_MAX_DEPTH = 4 };
 /* Teams of a CTA, at most. Warps hide latencies; what bounds them is registers: 128 a thread, with one token and bulk
  * copies 80 (96 with two sums a block), with the sums of 16 tokens 255. */
-#define BLOCK_MAX_TEAMS(F, tokens, bulk) \
-    ((tokens) > 8 ? 2 : (tokens) > 1 || !(bulk) ? 4 : F::X >= BLOCK_X_START_16 ? 5 : 6)
+#define BLOCK_MAX_TEAMS(F, tokens, bulk)                       \
+    ((tokens) > 8                                          ? 2 \
+     : (tokens) > 1 && !(bulk) && F::X == BLOCK_X_START_16 ? 3 \
+     : (tokens) > 1 || !(bulk)                             ? 4 \
+     : F::X >= BLOCK_X_START_16                            ? 5 \
+                                                           : 6)
 #define BLOCK_TEAMS_OF(F, bulk)                                                                \
     {                                                                                          \
         BLOCK_MAX_TEAMS(F, 1, bulk), BLOCK_MAX_TEAMS(F, 8, bulk), BLOCK_MAX_TEAMS(F, 16, bulk) \
@@ -58,13 +63,17 @@ static __device__ __forceinline__ void ptx_mbarrier_wait(uint32_t, uint32_t)
 static __device__ __forceinline__ void ptx_bulk_load(uint32_t, const void *, uint32_t, uint32_t)
 {
 }
+static __device__ __forceinline__ bool ptx_elect(void)
+{
+    return false;
+}
 #endif
 
 /* ---------------------------------------------------------------------------------------------------------- weights */
 
-/* The next unit to copy. */
+/* The next unit to copy. Where `left` = `tail` it lacks its second run. */
 typedef struct block_loader {
-    int work, sub, left;
+    int work, sub, left, tail;
     const uint8_t *from;
 } block_loader;
 
@@ -85,7 +94,7 @@ static __device__ __forceinline__ void block_copy_unit(const uint8_t *from, bool
     const int codes = tail ? F::CODES / 2 : F::CODES, bytes = codes + F::UNIT - F::CODES;
 
     if constexpr (BULK) {
-        if (lane == 0) {
+        if (ptx_elect()) {
             ptx_mbarrier_expect(bar, (uint32_t)bytes);
             ptx_bulk_load(stage, from, (uint32_t)(tail ? codes : F::UNIT), bar);
             if (tail)
@@ -102,21 +111,21 @@ static __device__ __forceinline__ void block_copy_unit(const uint8_t *from, bool
     }
 }
 
-/* Copies the next unit into a stage and advances. */
+/* Copies the next unit into a stage and advances; left = 0: there is none. */
 template <class F, int BULK>
 static __device__ __forceinline__ void block_copy(const block_mma_args &a, block_loader *l, uint32_t stage,
                                                   uint32_t bar, int part, int lane, int mine, int step)
 {
-    if (l->work < a.work) {
-        block_copy_unit<F, BULK>(l->from, F::SMALL && a.tail && l->left == 1 && (a.units - 1) % 4 == part, stage, bar,
-                                 lane);
+    if (l->left) {
+        block_copy_unit<F, BULK>(l->from, F::SMALL && l->left == l->tail, stage, bar, lane);
         l->from += 4 * F::UNIT;
         if (--l->left == 0) {
-            l->left = mine;
             l->sub ^= a.gate_up;
             l->work += l->sub ? 0 : step;
-            if (l->work < a.work)
+            if (l->work < a.work) {
+                l->left = mine;
                 block_seek(a, l, part, F::UNIT);
+            }
         }
     }
     if (!BULK)
@@ -136,6 +145,23 @@ static __device__ __forceinline__ float block_byte_float(uint32_t word, int byte
     return __fadd_rn(__uint_as_float(ptx_prmt(word, 0x4b000000, 0x7440 | (uint32_t)byte)), -8388608.0f);
 }
 
+/* Q2_K. sum: of both halves, and the start; of odd blocks four times. The minima are bytes `at` and at + 1 of mins. */
+static __device__ __forceinline__ float block_step_16(float acc, float w, float m, int32_t sum, uint32_t mins, int at,
+                                                      float xs, const float *aux, int odd)
+{
+    const float i = odd ? __fmaf_rn(__int_as_float(sum), 0.25f, -3145728.0f) : block_from_start(sum);
+
+    acc = __fmaf_rn(__fmul_rn(w, xs), i, acc);
+    acc = __fmaf_rn(-__fmul_rn(m, block_byte_float(mins, at)), aux[0], acc);
+    return __fmaf_rn(-__fmul_rn(m, block_byte_float(mins, at + 1)), aux[1], acc);
+}
+
+/* Two sums that fit 16 bits in one word; of other formats the first one. */
+template <class F> static __device__ __forceinline__ int32_t block_both(int32_t first, int32_t second)
+{
+    return F::X == BLOCK_X_SUM_16 ? (int32_t)ptx_prmt((uint32_t)first, (uint32_t)second, 0x5410) : first;
+}
+
 /* Adds one block to its partition, out of its sums (of 16 and 16 columns with sub-scales). odd: of its number. */
 template <class F>
 static __device__ __forceinline__ float block_step(float acc, float w, float m, uint32_t sub, const int32_t *sum,
@@ -146,15 +172,24 @@ static __device__ __forceinline__ float block_step(float acc, float w, float m, 
 
         return __fmaf_rn(__fmul_rn(w, xs), (float)i, acc);
     }
-    if (F::X == BLOCK_X_SUM_16) { /* Q2_K */
-        const int32_t i = (int32_t)(sub & 255) * (4 * sum[0]) + (int32_t)(sub >> 8 & 255) * sum[1];
-
-        acc = __fmaf_rn(__fmul_rn(w, xs), (float)(i >> (odd ? 6 : 2)), acc);
-        acc = __fmaf_rn(-__fmul_rn(m, block_byte_float(sub, 2)), aux[0], acc);
-        return __fmaf_rn(-__fmul_rn(m, block_byte_float(sub, 3)), aux[1], acc);
-    }
+    if (F::X == BLOCK_X_SUM_16)
+        return block_step_16(acc, w, m, __dp2a_lo(sum[0], (int)sub, 0x4b400000), sub, 2, xs, aux, odd);
     acc = __fmaf_rn(__fmul_rn(w, xs), block_from_start(sum[0]), acc);
     return F::X == BLOCK_X_SUM ? __fmaf_rn(m, aux[0], acc) : acc;
+}
+
+/* Block j of the four that a lane owns. */
+template <class F>
+static __device__ __forceinline__ float block_own_step(float acc, const block_scales *s, int j, const int32_t *sum,
+                                                       float xs, const float *aux)
+{
+    if (F::X == BLOCK_X_SUM_16) {
+        const int subs = (int)s->subs[j >> 1];
+        const int32_t i = j & 1 ? __dp2a_hi(sum[0], subs, 0x4b400000) : __dp2a_lo(sum[0], subs, 0x4b400000);
+
+        return block_step_16(acc, s->w[0], s->m[0], i, s->mins[j >> 1], 2 * (j & 1), xs, aux, j & 1);
+    }
+    return block_step<F>(acc, s->w[j], s->m[j], s->sub[j], sum, xs, aux, j & 1);
 }
 
 /* ptx_mma_s8_k16 with unsigned a. */
@@ -165,10 +200,8 @@ static __device__ __forceinline__ void block_mma_u8_k16(int32_t *d, const uint32
         : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
-/* Words of codes a lane has of a block. */
-enum { BLOCK_CODES = 4 };
-
-template <class F>
+/* TWO: codes are sums of two that have not been added up. */
+template <class F, int TWO = F::WORDS == 8>
 static __device__ __forceinline__ void block_mma_onto(int32_t (*d)[4], const uint32_t *a, const uint32_t *b)
 {
     if (F::X == BLOCK_X_START_16) {
@@ -179,6 +212,8 @@ static __device__ __forceinline__ void block_mma_onto(int32_t (*d)[4], const uin
         block_mma_u8_k16(d[1], a + 2, b[1]);
     } else {
         ptx_mma_s8(d[0], a, b);
+        if (TWO)
+            ptx_mma_s8(d[0], a + 4, b);
     }
 }
 
@@ -197,13 +232,13 @@ template <class F>
 static __device__ __forceinline__ void block_unit_1(const char *unit, const char *tables, const char *record, int lane,
                                                     const uint32_t *column, float *acc)
 {
-    enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1 };
+    enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1, OWN = F::X == BLOCK_X_START_16 ? 2 : 1 };
     const int t = lane % 4, odd = t & 1, run = t >> 1;
     const uint2 x = *(const uint2 *)(record + lane * 8);
     const float4 xs = *(const float4 *)(record + 256 + run * 16);
     const float scale[4] = {xs.x, xs.y, xs.z, xs.w};
     float aux[4][2] = {};
-    int32_t d[2][SUMS][4], own[4][SUMS]; /* even and odd blocks, which are even and odd columns, apart: two chains */
+    int32_t d[2][SUMS][4], own[4][OWN]; /* even and odd blocks, which are even and odd columns, apart: two chains */
     block_scales s;
 
 #pragma unroll
@@ -226,7 +261,7 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
         }
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        uint32_t codes[4][BLOCK_CODES];
+        uint32_t codes[4][F::WORDS];
 
         block_codes(F(), unit, tables, lane, q, codes);
 #pragma unroll
@@ -238,7 +273,10 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
     }
     block_own_scales(F(), unit, lane, &s);
 #pragma unroll
-    for (int k = 0; k < SUMS; k++) {
+    for (int e = 0; e < 4; e++)
+        d[e & 1][0][e] = block_both<F>(d[e & 1][0][e], d[e & 1][SUMS - 1][e]);
+#pragma unroll
+    for (int k = 0; k < OWN; k++) {
         const int32_t got0 = __shfl_xor_sync(~0u, odd ? d[0][k][0] : d[0][k][2], 1);
         const int32_t got1 = __shfl_xor_sync(~0u, odd ? d[1][k][1] : d[1][k][3], 1);
 
@@ -249,7 +287,7 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        *acc = block_step<F>(*acc, s.w[j], s.m[j], s.sub[j], own[j], scale[j], aux[j], j & 1);
+        *acc = block_own_step<F>(*acc, &s, j, own[j], scale[j], aux[j]);
 }
 
 /* Where a lane finds x of eight tokens: in a record of all of them, or in records of their own, those of token lane / 4
@@ -285,7 +323,7 @@ template <int OWN> static __device__ __forceinline__ float4 block_numbers(const 
 }
 
 /* A block times eight tokens, i of its pair. number: the scales of x, and what the format needs beside them. */
-template <class F>
+template <class F, int TWO>
 static __device__ __forceinline__ void block_times_8(const uint32_t *codes, uint4 x, const float4 *number, int i,
                                                      const float *w, const float *m, const uint32_t *sub, float *acc)
 {
@@ -306,10 +344,10 @@ static __device__ __forceinline__ void block_times_8(const uint32_t *codes, uint
             d[k][e] = F::X == BLOCK_X_START || F::X == BLOCK_X_START_16 ? __float_as_int(own[AUX ? 1 + k : 0][e & 1])
                       : F::X >= BLOCK_X_START_16                        ? 0
                                                                         : 0x4b400000;
-    block_mma_onto<F>(d, codes, b);
+    block_mma_onto<F, TWO>(d, codes, b);
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        const int32_t sum[2] = {d[0][e], d[SUMS - 1][e]};
+        const int32_t sum[2] = {block_both<F>(d[0][e], d[SUMS - 1][e]), d[SUMS - 1][e]};
         const float more[2] = {own[AUX ? 1 : 0][e & 1], own[AUX][e & 1]};
 
         acc[e] = block_step<F>(acc[e], w[e >> 1], m[e >> 1], sub[e >> 1], sum, own[0][e & 1], more, i);
@@ -323,10 +361,14 @@ static __device__ __forceinline__ void block_run_8(const char *unit, const char 
                                                    const char *hand, int q, block_x_at record, int64_t tile_stride,
                                                    int lane, float *acc)
 {
-    enum { AUX = BLOCK_AUX(F::X) };
-    uint32_t codes[4][BLOCK_CODES];
+    enum { AUX = BLOCK_AUX(F::X), TWO = F::WORDS == 8 && TILES <= 2 };
+    uint32_t codes[4][F::WORDS];
 
     block_codes(F(), unit, tables, lane, q, codes);
+    if (F::WORDS == 8 && !TWO)
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            codes[i / 4][i % 4] = block_sum(codes[i / 4][i % 4], codes[i / 4][F::WORDS - 4 + i % 4]);
 #pragma unroll
     for (int pair = 0; pair < 2; pair++) {
         float w[2][2], m[2][2] = {};
@@ -352,7 +394,7 @@ static __device__ __forceinline__ void block_run_8(const char *unit, const char 
                 number[k] = block_numbers<OWN>(at, k, which, lane % 4);
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                block_times_8<F>(codes[2 * pair + i], x, number, i, w[i], m[i], sub[i], acc + 4 * tile);
+                block_times_8<F, TWO>(codes[2 * pair + i], x, number, i, w[i], m[i], sub[i], acc + 4 * tile);
         }
     }
 }
@@ -372,64 +414,6 @@ static __device__ __forceinline__ void block_unit_8(const char *unit, const char
         block_run_8<F, TILES, OWN, HAND>(unit, tables, &s, hand, q, record, tile_stride, lane, acc[q]);
 }
 
-/* --------------------------------------------------------------------------------------------------------- epilogue */
-
-/* Partial sums of a tile: [partition][token][row]. */
-template <int TOKENS>
-static __device__ __forceinline__ void block_write_sums(float *sums, int part, int lane,
-                                                        float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
-{
-    const int g = lane / 4, t = lane % 4;
-
-    if constexpr (TOKENS == 1) {
-        sums[(2 * part + (t >> 1)) * 16 + g + 8 * (t & 1)] = acc[0][0];
-    } else {
-#pragma unroll
-        for (int q = 0; q < 2; q++)
-#pragma unroll
-            for (int e = 0; e < TOKENS / 2; e++)
-                sums[((2 * part + q) * TOKENS + 8 * (e / 4) + 2 * t + (e & 1)) * 16 + g + 8 * (e >> 1 & 1)] = acc[q][e];
-    }
-}
-
-template <int TOKENS> static __device__ __forceinline__ float block_read_sum(const float *sums, int token, int r)
-{
-    float part[RIDGE_Q8_0_PARTS];
-
-#pragma unroll
-    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
-        part[i] = sums[(i * TOKENS + token) * 16 + r];
-    return ridge_block_tree(part);
-}
-
-template <int TOKENS>
-static __device__ __forceinline__ void block_store_tile(const block_mma_args &a, const float *sums, int work)
-{
-    const bool second = !a.gate_up && work >= a.tiles;
-    const block_weight &w = a.weight[second];
-    const int tile = second ? work - a.tiles : work;
-
-    for (int i = threadIdx.x % BLOCK_TEAM; i < a.tokens * BLOCK_ROWS; i += BLOCK_TEAM) {
-        const int r = i % BLOCK_ROWS, row = tile * BLOCK_ROWS + r, token = i / BLOCK_ROWS;
-        float y;
-
-        if (row >= w.rows)
-            continue;
-        y = block_add_bias(w.bias, row, block_read_sum<TOKENS>(sums, token, r));
-        if (a.gate_up) {
-            const float up = block_add_bias(a.weight[1].bias, row,
-                                            block_read_sum<TOKENS>(sums + RIDGE_Q8_0_PARTS * TOKENS * 16, token, r));
-
-            y = q8_0_swiglu(a.act, y, up, a.token_scale ? a.token_scale[token] : 1.0f, a.swiglu);
-        } else if (a.residual) {
-            y += block_residual(a, row, token);
-        }
-        block_store(a, w, row, token, y);
-    }
-}
-
-/* ----------------------------------------------------------------------------------------------------------- kernel */
-
 template <int BULK> static __device__ __forceinline__ void block_wait(uint32_t bar, uint32_t parity, int depth)
 {
     if constexpr (BULK) {
@@ -445,101 +429,6 @@ template <int BULK> static __device__ __forceinline__ void block_wait(uint32_t b
             mma_copy_wait_for<0>();
         __syncwarp(); /* the lanes' copies are visible to each other */
     }
-}
-
-template <class F, int TOKENS>
-static __device__ __forceinline__ void block_unit(const char *unit, const char *tables, char *hand, const char *record,
-                                                  int64_t tile_stride, int lane, const uint32_t *column,
-                                                  float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
-{
-    if constexpr (TOKENS == 1)
-        block_unit_1<F>(unit, tables, record, lane, column, &acc[0][0]);
-    else
-        block_unit_8<F, TOKENS / 8, 0, BLOCK_HANDS>(unit, tables, hand, block_x_at{record, {NULL, NULL}}, tile_stride,
-                                                    lane, acc);
-}
-
-/* The partial sums of a team's tile. The thread's number is read again: in a register it would spill others. */
-static __device__ __forceinline__ float *block_sums(const block_mma_args &a, char *memory, int tile_sums, int buffer)
-{
-    int thread = (int)threadIdx.x;
-
-    asm volatile("" : "+r"(thread));
-    return (float *)(memory + a.at_sums) + thread / BLOCK_TEAM * 2 * tile_sums + buffer;
-}
-
-template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void block_product(const block_mma_args &a)
-{
-    enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X) };
-    extern __shared__ __align__(128) char memory[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4, part = warp % 4;
-    const int step = (int)gridDim.x * a.teams, mine = (a.units - part + 3) / 4;
-    char *ring = memory + a.at_ring + warp * a.depth * F::UNIT;
-    char *const hand = memory + a.at_hand + warp * BLOCK_HAND;
-    const uint32_t bars = ptx_shared(memory + a.at_bars) + (uint32_t)(warp * BLOCK_MAX_DEPTH * 8);
-    const int tile_sums = (1 + a.gate_up) * RIDGE_Q8_0_PARTS * TOKENS * 16;
-    int buffer = 0;
-    block_loader l = {(int)blockIdx.x + team * (int)gridDim.x, 0, mine, NULL};
-    uint32_t parity = 0, column[8];
-    int at = 0;
-
-    block_columns(lane, column);
-    ptx_launch_dependents();
-    if constexpr (BULK) {
-        if (lane == 0)
-            for (int i = 0; i < a.depth; i++)
-                ptx_mbarrier_init(bars + i * 8, 1);
-        ptx_mbarrier_fence_init();
-        __syncwarp();
-    }
-    if (!a.weights_const)
-        ptx_grid_dependency_wait();
-    if (mine == 0)
-        l.work = a.work;
-    if (l.work < a.work)
-        block_seek(a, &l, part, F::UNIT);
-    for (int i = 0; i < a.depth; i++)
-        block_copy<F, BULK>(a, &l, ptx_shared(ring + i * F::UNIT), bars + i * 8, part, lane, mine, step);
-    block_fill_tables(F(), memory);
-    if (a.weights_const)
-        ptx_grid_dependency_wait();
-    if (!a.records)
-        block_make_x<F, TOKENS>(a, memory + F::TABLES);
-    __syncthreads(); /* orders the writes of x and of tables before their reads */
-    for (int work = (int)blockIdx.x + team * (int)gridDim.x; work < a.work; work += step) {
-        for (int sub = 0; sub <= a.gate_up; sub++) {
-            float acc[2][TOKENS == 1 ? 1 : TOKENS / 2] = {};
-
-            for (int k = 0; k < mine; k++) {
-                const char *unit = ring + at * F::UNIT;
-                const int64_t tile_stride = (int64_t)a.units * RECORD, record = (int64_t)(part + 4 * k) * RECORD;
-
-                block_wait<BULK>(bars + at * 8, parity, a.depth);
-                if (a.records) /* two calls, so that each is compiled for its kind of memory */
-                    block_unit<F, TOKENS>(unit, memory, hand, a.records + record, tile_stride, lane, column, acc);
-                else
-                    block_unit<F, TOKENS>(unit, memory, hand, memory + F::TABLES + record, tile_stride, lane, column,
-                                          acc);
-                __syncwarp(); /* all lanes have read the stage before it is written again */
-                block_copy<F, BULK>(a, &l, ptx_shared(unit), bars + at * 8, part, lane, mine, step);
-                at = at + 1 == a.depth ? 0 : at + 1;
-                parity ^= at == 0;
-            }
-            block_write_sums<TOKENS>(block_sums(a, memory, tile_sums, buffer) + sub * RIDGE_Q8_0_PARTS * TOKENS * 16,
-                                     part, lane, acc);
-        }
-        ptx_barrier_sync(1 + team, BLOCK_TEAM);
-        block_store_tile<TOKENS>(a, block_sums(a, memory, tile_sums, buffer), work);
-        buffer = tile_sums - buffer;
-    }
-}
-
-template <class F, int TOKENS, int BULK>
-static __global__ void __launch_bounds__(BLOCK_TEAM *BLOCK_MAX_TEAMS(F, TOKENS, BULK), 1)
-    block_mma(const __grid_constant__ block_mma_args a)
-{
-    if constexpr (!BULK || BLOCK_HAS_BULK)
-        block_product<F, TOKENS, BULK>(a);
 }
 
 /* Formats without tables. */

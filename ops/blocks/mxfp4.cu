@@ -1,8 +1,9 @@
 /* mxfp4.cu: MXFP4: nibbles are indices of a table of 16 values, which prmt looks up four at a time. Its selector takes
  * eight bytes by three bits; with the fourth bit it gives the sign of the byte in all bits, here zeros. So one prmt
- * with three bits gives 16 - v, one with all four 2 v, for negative codes 0; their sum is 16 + v or 16 - v, and the -16
- * goes through the start of a sum. prmt takes the nibbles of two bytes in order, so that a word has two columns of each
- * half of a block; x is laid out so too (MIXED). The scale is a power of two a block. */
+ * with three bits gives 16 - v, one with all four 2 v, for negative codes 0. Their sum is 16 + v or 16 - v; both are
+ * multiplied (WORDS), since an instruction of the tensor cores is cheaper than four sums, and the -16 goes through the
+ * start of a sum. prmt takes the nibbles of two bytes in order, so that a word has two columns of each half of a block;
+ * x is laid out so too (MIXED). The scale is a power of two a block. */
 #include "kernels.cuh"
 
 struct block_mxfp4 {
@@ -12,6 +13,8 @@ struct block_mxfp4 {
     static const int SMALL = 1;
     static const int X = BLOCK_X_START;
     static const int OFFSET = 16;
+    static const int DEPTH = 2;
+    static const int WORDS = 8;
     static const int PAIRS = 0;
     static const int MIXED = 1;
 };
@@ -24,15 +27,8 @@ static __device__ __forceinline__ void block_fill_tables(block_mxfp4, char *tabl
         *(uint2 *)tables = make_uint2(0x06040200, 0x0d0e0f10);
 }
 
-/* 16 and the values of four codes, of v = 0, 1, 2, 3, 4, 6, 8, 12: the low half of `code`; index: its low three bits.
- */
-static __device__ __forceinline__ uint32_t block_e2m1_x4(uint2 low, uint32_t code, uint32_t index)
-{
-    return block_sum(ptx_prmt(low.x, 0x18100c08, code), ptx_prmt(low.y, 0x04080a0c, index));
-}
-
 static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit, const char *tables, int lane, int q,
-                                                   uint32_t (*codes)[4])
+                                                   uint32_t (*codes)[8])
 {
     const uint2 low = *(const uint2 *)tables;
 
@@ -45,8 +41,10 @@ static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit
         for (int j = 0; j < 4; j++) {
             const uint32_t index = w[j] & 0x77777777;
 
-            codes[j][h] = block_e2m1_x4(low, w[j], index);
-            codes[j][2 + h] = block_e2m1_x4(low, block_right_16(w[j]), block_right_16(index));
+            codes[j][h] = ptx_prmt(low.y, 0x04080a0c, index);
+            codes[j][2 + h] = ptx_prmt(low.y, 0x04080a0c, block_right_16(index));
+            codes[j][4 + h] = ptx_prmt(low.x, 0x18100c08, w[j]);
+            codes[j][6 + h] = ptx_prmt(low.x, 0x18100c08, block_right_16(w[j]));
         }
     }
 }
@@ -56,9 +54,18 @@ static __device__ __forceinline__ void block_own_scales(block_mxfp4, const char 
     const uint32_t e =
         *(const uint32_t *)(unit + block_mxfp4::CODES + block_own_row(lane) * 8 + block_own_run(lane) * 4);
 
+    if ((e & 0xfefefefe) - 0x01010101 & ~e & 0x80808080) { /* one below 2 */
 #pragma unroll
-    for (int j = 0; j < 4; j++)
-        s->w[j] = ridge_block_e8m0(e >> 8 * j & 255);
+        for (int j = 0; j < 4; j++)
+            s->w[j] = ridge_block_e8m0(e >> 8 * j & 255);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const uint32_t less = e - 0x01010101;
+
+        s->w[j] = __uint_as_float((j < 3 ? less << (23 - 8 * j) : less >> 1) & 0x7f800000);
+    }
 }
 
 BLOCK_KERNELS(mxfp4)

@@ -8,6 +8,7 @@
 typedef struct block_scales {
     float w[4], m[4];
     uint32_t sub[4];
+    uint32_t subs[2], mins[2]; /* of Q2_K, bytes of two blocks each, for one token */
 } block_scales;
 
 /* Powers of two that the compiler does not know. What bounds one token is the pipe of logic, shifts and permutes, so

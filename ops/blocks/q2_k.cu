@@ -1,6 +1,6 @@
-/* q2_k.cu: Q2_K: two bits, 4-bit sub-scales and minima of 16 columns, f16 d and dmin for 256. Codes stay where they lie
- * in their bytes, as unsigned numbers: those of half h of an even block are 4^h times, of an odd one 16 * 4^h times
- * what they should be, and so are their sums, which block_step shifts back. */
+/* q2_k.cu: Q2_K: two bits, 4-bit sub-scales and minima of 16 columns, f16 d and dmin for 256. Codes of odd blocks stay
+ * two bits above their place, as unsigned numbers, so that their sums are four times what they should be: block_step
+ * divides. Sums of 16 columns then fit 16 bits. */
 #include "kernels.cuh"
 
 struct block_q2_k {
@@ -10,6 +10,8 @@ struct block_q2_k {
     static const int SMALL = 0;
     static const int X = BLOCK_X_SUM_16;
     static const int OFFSET = 0;
+    static const int DEPTH = 2;
+    static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
 };
@@ -22,8 +24,10 @@ static __device__ __forceinline__ void block_codes(block_q2_k, const char *unit,
         const uint2 v = *(const uint2 *)(unit + h * 512 + lane * 16 + q * 8);
 
 #pragma unroll
-        for (int slot = 0; slot < 8; slot++)
-            codes[slot / 2][slot % 2 * 2 + h] = (slot < 4 ? v.x : v.y) & 0x03030303u << 2 * (slot & 3);
+        for (int j = 0; j < 4; j++) {
+            codes[j][h] = (j < 2 ? v.x : block_right_4(v.x)) & 0x03030303u << 2 * (j & 1);
+            codes[j][2 + h] = (j < 2 ? v.y : block_right_4(v.y)) & 0x03030303u << 2 * (j & 1);
+        }
     }
 }
 
@@ -33,12 +37,15 @@ static __device__ __forceinline__ void block_own_scales(block_q2_k, const char *
     const uint32_t d = *(const uint32_t *)(unit + 1280 + block_own_row(lane) * 4);
 
 #pragma unroll
-    for (int j = 0; j < 4; j++) { /* scales in the low nibbles of two bytes, minima in the high ones */
-        const uint32_t word = j < 2 ? v.x : v.y;
-
+    for (int i = 0; i < 2; i++) { /* scales in the low nibbles of two bytes, minima in the high ones */
+        s->subs[i] = (i ? v.y : v.x) & 0x0f0f0f0f;
+        s->mins[i] = block_right_4(i ? v.y : v.x) & 0x0f0f0f0f;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
         s->w[j] = block_low_half(d);
         s->m[j] = block_high_half(d);
-        s->sub[j] = ptx_prmt(word & 0x0f0f0f0f, word >> 4 & 0x0f0f0f0f, j & 1 ? 0x7632 : 0x5410);
+        s->sub[j] = ptx_prmt(s->subs[j >> 1], s->mins[j >> 1], j & 1 ? 0x7632 : 0x5410);
     }
 }
 

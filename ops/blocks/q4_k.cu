@@ -8,6 +8,8 @@ struct block_q4_k {
     static const int SMALL = 0;
     static const int X = BLOCK_X_SUM;
     static const int OFFSET = 0;
+    static const int DEPTH = 4;
+    static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
 };

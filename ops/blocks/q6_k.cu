@@ -9,6 +9,8 @@ struct block_q6_k {
     static const int SMALL = 0;
     static const int X = BLOCK_X_START_16;
     static const int OFFSET = 32;
+    static const int DEPTH = 4;
+    static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
 };
@@ -23,8 +25,8 @@ static __device__ __forceinline__ void block_codes(block_q6_k, const char *unit,
 
 #pragma unroll
         for (int slot = 0; slot < 8; slot++) {
-            const uint32_t high = slot < 4 ? v.x : v.y;
-            const int at = 2 * (slot & 3);
+            const uint32_t high = slot % 2 ? v.y : v.x;
+            const int at = slot / 2 * 2;
 
             codes[slot / 2][slot % 2 * 2 + h] |= (at <= 4 ? high << (4 - at) : block_right_2(high)) & 0x30303030;
         }

@@ -8,6 +8,8 @@ struct block_q8_0 {
     static const int SMALL = 1;
     static const int X = BLOCK_X_PLAIN;
     static const int OFFSET = 0;
+    static const int DEPTH = 4;
+    static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
 };

@@ -1,0 +1,192 @@
+/* few.cuh: the kernel of products of up to 16 tokens with weights in block formats: teams, their tiles, the epilogue
+ * (mma.cuh has the main loop). */
+#ifndef RIDGE_BLOCKS_FEW_CUH
+#define RIDGE_BLOCKS_FEW_CUH
+
+#include "mma.cuh"
+
+/* --------------------------------------------------------------------------------------------------------- epilogue */
+
+/* Partial sums of a tile: [partition][token][row]. */
+template <int TOKENS>
+static __device__ __forceinline__ void block_write_sums(float *sums, int part, int lane,
+                                                        float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
+{
+    const int g = lane / 4, t = lane % 4;
+
+    if constexpr (TOKENS == 1) {
+        sums[(2 * part + (t >> 1)) * 16 + g + 8 * (t & 1)] = acc[0][0];
+    } else {
+#pragma unroll
+        for (int q = 0; q < 2; q++)
+#pragma unroll
+            for (int e = 0; e < TOKENS / 2; e++)
+                sums[((2 * part + q) * TOKENS + 8 * (e / 4) + 2 * t + (e & 1)) * 16 + g + 8 * (e >> 1 & 1)] = acc[q][e];
+    }
+}
+
+template <int TOKENS> static __device__ __forceinline__ float block_read_sum(const float *sums, int token, int r)
+{
+    float part[RIDGE_Q8_0_PARTS];
+
+#pragma unroll
+    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
+        part[i] = sums[(i * TOKENS + token) * 16 + r];
+    return ridge_block_tree(part);
+}
+
+template <int TOKENS>
+static __device__ __forceinline__ void block_store_tile(const block_mma_args &a, const float *sums, int work, int first)
+{
+    const bool second = !a.gate_up && work >= a.tiles;
+    const block_weight &w = a.weight[second];
+    const int tile = second ? work - a.tiles : work;
+
+    for (int i = (threadIdx.x + first) % BLOCK_TEAM; i < a.tokens * BLOCK_ROWS; i += BLOCK_TEAM) {
+        const int r = i % BLOCK_ROWS, row = tile * BLOCK_ROWS + r, token = i / BLOCK_ROWS;
+        float y;
+
+        if (row >= w.rows)
+            continue;
+        y = block_add_bias(w.bias, row, block_read_sum<TOKENS>(sums, token, r));
+        if (a.gate_up) {
+            const float up = block_add_bias(a.weight[1].bias, row,
+                                            block_read_sum<TOKENS>(sums + RIDGE_Q8_0_PARTS * TOKENS * 16, token, r));
+
+            y = q8_0_swiglu(a.act, y, up, a.token_scale ? a.token_scale[token] : 1.0f, a.swiglu);
+        } else if (a.residual) {
+            y += block_residual(a, row, token);
+        }
+        block_store(a, w, row, token, y);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- kernel */
+
+template <class F, int TOKENS>
+static __device__ __forceinline__ void block_unit(const char *unit, const char *tables, char *hand, const char *record,
+                                                  int64_t tile_stride, int lane, const uint32_t *column,
+                                                  float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
+{
+    if constexpr (TOKENS == 1)
+        block_unit_1<F>(unit, tables, record, lane, column, &acc[0][0]);
+    else
+        block_unit_8<F, TOKENS / 8, 0, BLOCK_HANDS>(unit, tables, hand, block_x_at{record, {NULL, NULL}}, tile_stride,
+                                                    lane, acc);
+}
+
+/* The partial sums of a team's tile. The thread's number is read again: in a register it would spill others. */
+static __device__ __forceinline__ float *block_sums(const block_mma_args &a, char *memory, int tile_sums, int buffer)
+{
+    int thread = (int)threadIdx.x;
+
+    asm volatile("" : "+r"(thread));
+    return (float *)(memory + a.at_sums) + thread / BLOCK_TEAM * 2 * tile_sums + buffer;
+}
+
+/* Where a warp is: its ring of stages and their mbarriers, the stage that it reads next, and what it copies next. */
+typedef struct block_ring {
+    char *stages;
+    uint32_t bars, parity;
+    int at;
+    block_loader next;
+} block_ring;
+
+/* The tiles of a team. RECORDS: x lies in global memory, else in shared memory. A few warps have most of the work of
+ * storing a tile; they take turns, since those of all teams with one number share a scheduler. */
+template <class F, int TOKENS, int BULK, int RECORDS>
+static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char *memory, block_ring *ring, int mine)
+{
+    enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X) };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4, part = warp % 4;
+    const int step = (int)gridDim.x * a.teams;
+    const int tile_sums = (1 + a.gate_up) * RIDGE_Q8_0_PARTS * TOKENS * 16;
+    const int64_t tile_stride = (int64_t)a.units * RECORD;
+    char *const hand = memory + a.at_hand + warp * BLOCK_HAND;
+    int buffer = 0, first = team * 32;
+    uint32_t column[8];
+
+    block_columns(lane, column);
+    for (int work = (int)blockIdx.x + team * (int)gridDim.x; work < a.work; work += step) {
+        for (int sub = 0; sub <= a.gate_up; sub++) {
+            float acc[2][TOKENS == 1 ? 1 : TOKENS / 2] = {};
+            int record = part * RECORD;
+
+#pragma unroll 1
+            for (int k = 0; k < mine; k++, record += 4 * RECORD) {
+                char *const unit = ring->stages + ring->at * F::UNIT;
+                const uint32_t bar = ring->bars + (uint32_t)ring->at * 8;
+
+                block_wait<BULK>(bar, ring->parity, a.depth);
+                block_unit<F, TOKENS>(unit, memory, hand, (RECORDS ? a.records : memory + F::TABLES) + record,
+                                      tile_stride, lane, column, acc);
+                __syncwarp(); /* all lanes have read the stage before it is written again */
+                block_copy<F, BULK>(a, &ring->next, ptx_shared(unit), bar, part, lane, mine, step);
+                if (++ring->at == a.depth) {
+                    ring->at = 0;
+                    ring->parity ^= 1;
+                }
+            }
+            block_write_sums<TOKENS>(block_sums(a, memory, tile_sums, buffer) + sub * RIDGE_Q8_0_PARTS * TOKENS * 16,
+                                     part, lane, acc);
+        }
+        ptx_barrier_sync(1 + team, BLOCK_TEAM);
+        block_store_tile<TOKENS>(a, block_sums(a, memory, tile_sums, buffer), work, first);
+        buffer = tile_sums - buffer;
+        first += 32;
+    }
+}
+
+template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void block_product(const block_mma_args &a)
+{
+    extern __shared__ __align__(128) char shared[];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % 4;
+    const int step = (int)gridDim.x * a.teams, mine = (a.units - part + 3) / 4;
+    uint32_t base = ptx_shared(shared);
+    char *memory;
+    block_ring ring = {NULL, 0, 0, 0, {(int)blockIdx.x + warp / 4 * (int)gridDim.x, 0, mine, -1, NULL}};
+
+    asm volatile("" : "+r"(base)); /* or it would be made anew for every unit */
+    memory = (char *)__cvta_shared_to_generic(base);
+    ring.stages = memory + a.at_ring + warp * a.depth * F::UNIT;
+    ring.bars = base + a.at_bars + (uint32_t)(warp * BLOCK_MAX_DEPTH * 8);
+    ptx_launch_dependents();
+    if constexpr (BULK) {
+        if (lane < a.depth)
+            ptx_mbarrier_init(ring.bars + (uint32_t)lane * 8, 1);
+        ptx_mbarrier_fence_init();
+        __syncwarp();
+    }
+    if (!a.weights_const)
+        ptx_grid_dependency_wait();
+    if (ring.next.work >= a.work)
+        ring.next.left = 0;
+    if (a.tail && (a.units - 1) % 4 == part)
+        ring.next.tail = 1;
+    if (ring.next.left)
+        block_seek(a, &ring.next, part, F::UNIT);
+#pragma unroll 1
+    for (int i = 0; i < a.depth; i++)
+        block_copy<F, BULK>(a, &ring.next, ptx_shared(ring.stages + i * F::UNIT), ring.bars + (uint32_t)i * 8, part,
+                            lane, mine, step);
+    block_fill_tables(F(), memory);
+    if (a.weights_const)
+        ptx_grid_dependency_wait();
+    if (!a.records)
+        block_make_x<F, TOKENS>(a, memory + F::TABLES);
+    __syncthreads(); /* orders the writes of x and of tables before their reads */
+    if (a.records)   /* two calls, so that each is compiled for its kind of memory */
+        block_tiles<F, TOKENS, BULK, 1>(a, memory, &ring, mine);
+    else
+        block_tiles<F, TOKENS, BULK, 0>(a, memory, &ring, mine);
+}
+
+template <class F, int TOKENS, int BULK>
+static __global__ void __launch_bounds__(BLOCK_TEAM *BLOCK_MAX_TEAMS(F, TOKENS, BULK), 1)
+    block_mma(const __grid_constant__ block_mma_args a)
+{
+    if constexpr (!BULK || BLOCK_HAS_BULK)
+        block_product<F, TOKENS, BULK>(a);
+}
+
+#endif
