@@ -50,65 +50,82 @@ static __device__ __forceinline__ void take(const cluster_smem *s, int k, float 
     }
 }
 
-/* By a cluster: COUNT sums, or maxima of the first MAXIMA of them, of all threads, for all of them, in a fixed order.
- * turn: 0, 1, 0, ... of successive calls, so that a fast CTA does not write what a slow one still reads. */
-template <int COUNT, bool MAX>
-static __device__ __forceinline__ void cluster_reduce(cluster_smem *s, float *x, int turn)
+/* A part of a row's sum, taken relative to another maximum. */
+static __device__ __forceinline__ float rescale(float sum, float from, float to, float rate)
+{
+    return sum * ptx_ex2((from - base_of(to)) * rate);
+}
+
+/* By a cluster, for all threads and in a fixed order: the softmax of the row from each thread's maximum and sum. Those
+ * of the student lie in x[0] and x[1], those of the teacher in x[2] and x[3]. */
+static __device__ __forceinline__ void cluster_softmax(cluster_smem *s, float *x, float rate)
 {
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        for (int step = 16; step > 0; step /= 2) {
-            const float other = __shfl_xor_sync(~0u, x[i], step);
+    for (int i = 0; i < 4; i += 2) {
+        const float own = x[i];
 
-            x[i] = MAX ? fmaxf(x[i], other) : x[i] + other;
-        }
-        if (threadIdx.x % 32 == 0)
+        for (int step = 16; step > 0; step /= 2)
+            x[i] = fmaxf(x[i], __shfl_xor_sync(~0u, x[i], step));
+        x[i + 1] = rescale(x[i + 1], own, x[i], rate);
+        for (int step = 16; step > 0; step /= 2)
+            x[i + 1] += __shfl_xor_sync(~0u, x[i + 1], step);
+        if (threadIdx.x % 32 == 0) {
             s->warp[i][threadIdx.x / 32] = x[i];
+            s->warp[i + 1][threadIdx.x / 32] = x[i + 1];
+        }
     }
     __syncthreads(); /* orders these writes before the reads */
-    if (threadIdx.x < COUNT * RANKS) {
-        const int i = threadIdx.x / RANKS, to = threadIdx.x % RANKS;
-        float sum = s->warp[i][0];
+    if (threadIdx.x < 2 * RANKS) {
+        const int i = threadIdx.x / RANKS * 2;
+        const uint32_t rank = ptx_cluster_rank(), to = threadIdx.x % RANKS;
+        float max = s->warp[i][0], sum = 0.0f;
 
         for (int k = 1; k < WARPS; k++)
-            sum = MAX ? fmaxf(sum, s->warp[i][k]) : sum + s->warp[i][k];
-        ptx_store_cluster(ptx_map(ptx_shared(&s->rank[turn][i][ptx_cluster_rank()]), (uint32_t)to), sum);
+            max = fmaxf(max, s->warp[i][k]);
+        for (int k = 0; k < WARPS; k++)
+            sum += rescale(s->warp[i + 1][k], s->warp[i][k], max, rate);
+        ptx_store_cluster(ptx_map(ptx_shared(&s->rank[0][i][rank]), to), max);
+        ptx_store_cluster(ptx_map(ptx_shared(&s->rank[0][i + 1][rank]), to), sum);
     }
     ptx_cluster_sync(); /* orders the ranks' writes before these reads, and the reads of `warp` before the next writes
                          */
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        x[i] = s->rank[turn][i][0];
+    for (int i = 0; i < 4; i += 2) {
+        x[i] = s->rank[0][i][0];
         for (int k = 1; k < RANKS; k++)
-            x[i] = MAX ? fmaxf(x[i], s->rank[turn][i][k]) : x[i] + s->rank[turn][i][k];
+            x[i] = fmaxf(x[i], s->rank[0][i][k]);
+        x[i + 1] = 0.0f;
+        for (int k = 0; k < RANKS; k++)
+            x[i + 1] += rescale(s->rank[0][i + 1][k], s->rank[0][i][k], x[i], rate);
     }
 }
 
-/* Pass 2 of a group: z becomes p, y what pass 3 multiplies it by, or for beta 0 q. */
-static __device__ __forceinline__ void add_terms(const divergence_args &a, row_softmax of_p, row_softmax of_q,
-                                                 float rate, float *z, float *y, float *own, float *other)
+/* By a cluster, so too: two sums. */
+static __device__ __forceinline__ void cluster_sums(cluster_smem *s, float *x)
 {
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-        float p, q;
-        const class_logs l = logs_of(a, z[i], y[i], of_p, of_q, rate, &p, &q);
-
-        own[i % 2] += term_of(p, l.p, l.m);
-        other[i % 2] += term_of(q, l.q, l.m);
-        z[i] = p;
-        y[i] = a.beta == 0.0f ? q : l.p - l.m;
+    for (int i = 0; i < 2; i++) {
+        for (int step = 16; step > 0; step /= 2)
+            x[i] += __shfl_xor_sync(~0u, x[i], step);
+        if (threadIdx.x % 32 == 0)
+            s->warp[i][threadIdx.x / 32] = x[i];
     }
-}
+    __syncthreads(); /* orders these writes before the reads */
+    if (threadIdx.x < 2 * RANKS) {
+        const int i = threadIdx.x / RANKS;
+        float sum = s->warp[i][0];
 
-static __device__ __forceinline__ void store_group_gradients(const divergence_args &a, int64_t r, int64_t col,
-                                                             float factor, float own, const float *p, const float *with)
-{
-    float v[GROUP];
-
+        for (int k = 1; k < WARPS; k++)
+            sum += s->warp[i][k];
+        ptx_store_cluster(ptx_map(ptx_shared(&s->rank[1][i][ptx_cluster_rank()]), threadIdx.x % RANKS), sum);
+    }
+    ptx_cluster_sync(); /* orders the ranks' writes before these reads */
 #pragma unroll
-    for (int i = 0; i < GROUP; i++)
-        v[i] = factor * (a.beta == 0.0f ? p[i] - with[i] : p[i] > 0.0f ? p[i] * with[i] - p[i] * own : p[i]);
-    store_gradients(a, r, col, v);
+    for (int i = 0; i < 2; i++) {
+        x[i] = s->rank[1][i][0];
+        for (int k = 1; k < RANKS; k++)
+            x[i] += s->rank[1][i][k];
+    }
 }
 
 template <int D>
@@ -120,7 +137,7 @@ static __device__ __forceinline__ void divergence_slice(const divergence_args &a
     const slice part = slice_of(a);
     const int64_t first = part.first + threadIdx.x;
     row_softmax of_p = {-CUDART_INF_F, 0.0f}, of_q = of_p;
-    float last[2][GROUP], z[GROUP], y[GROUP], max[2], sum[2] = {0.0f, 0.0f}, both[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float last[2][GROUP], z[GROUP], y[GROUP], sum[2] = {0.0f, 0.0f}, both[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
@@ -144,15 +161,12 @@ static __device__ __forceinline__ void divergence_slice(const divergence_args &a
         add_group(&of_p, &sum[0], rate, z);
         add_group(&of_q, &sum[1], rate, y);
     }
+    float row[4] = {of_p.max, sum[0], of_q.max, sum[1]};
+
     ptx_cluster_wait();
-    max[0] = of_p.max;
-    max[1] = of_q.max;
-    cluster_reduce<2, true>(s, max, 0);
-    sum[0] *= ptx_ex2((of_p.max - base_of(max[0])) * rate);
-    sum[1] *= ptx_ex2((of_q.max - base_of(max[1])) * rate);
-    cluster_reduce<2, false>(s, sum, 1);
-    of_p = {base_of(max[0]), lg2(sum[0])};
-    of_q = {base_of(max[1]), lg2(sum[1])};
+    cluster_softmax(s, row, rate);
+    of_p = {base_of(row[0]), lg2(row[1])};
+    of_q = {base_of(row[2]), lg2(row[3])};
 
 #pragma unroll 1
     for (int k = 0; k < HELD; k++) {
@@ -171,7 +185,7 @@ static __device__ __forceinline__ void divergence_slice(const divergence_args &a
     }
     both[0] += both[1];
     both[1] = both[2] + both[3];
-    cluster_reduce<2, false>(s, both, 0);
+    cluster_sums(s, both);
     if (threadIdx.x == 0 && ptx_cluster_rank() == 0)
         store_loss(a, r, both[0], both[1]);
     if (!a.dlogits)

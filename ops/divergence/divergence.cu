@@ -62,14 +62,7 @@ static __device__ __forceinline__ void terms_pass(const divergence_args &a, cons
 
         load_group<D>(student, col, a.cols, a.vector, z);
         load_group<D>(teacher, col, a.cols, a.vector, y);
-#pragma unroll
-        for (int i = 0; i < GROUP; i++) {
-            float p, q;
-            const class_logs l = logs_of(a, z[i], y[i], of_p, of_q, rate, &p, &q);
-
-            own[i % 2] += term_of(p, l.p, l.m);
-            other[i % 2] += term_of(q, l.q, l.m);
-        }
+        add_terms(a, of_p, of_q, rate, z, y, own, other);
     }
 }
 
@@ -80,21 +73,12 @@ static __device__ __forceinline__ void gradient_row(const divergence_args &a, in
     const float rate = LOG2E / a.temperature, factor = factor_of(a, r);
 
     for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols; col += THREADS * GROUP) {
-        float z[GROUP], y[GROUP];
+        float z[GROUP], y[GROUP], unused[4];
 
         load_group<D>(student, col, a.cols, a.vector, z);
         load_group<D>(teacher, col, a.cols, a.vector, y);
-#pragma unroll
-        for (int i = 0; i < GROUP; i++) {
-            float p, q;
-            const class_logs l = logs_of(a, z[i], y[i], of_p, of_q, rate, &p, &q);
-
-            if (a.beta == 0.0f)
-                z[i] = factor * (p - q);
-            else
-                z[i] = factor * (p > 0.0f ? p * (l.p - l.m) - p * own : p); /* 0 also beside an infinite own */
-        }
-        store_gradients(a, r, col, z);
+        add_terms(a, of_p, of_q, rate, z, y, unused, unused + 2);
+        store_group_gradients(a, r, col, factor, own, z, y);
     }
 }
 

@@ -130,6 +130,34 @@ static __device__ __forceinline__ float factor_of(const divergence_args &a, int6
     return scale * (a.beta == 0.0f ? 1.0f : a.beta == 1.0f ? LN2 : LN2 * (1.0f - a.beta));
 }
 
+/* The terms of GROUP classes: z becomes p, y what its gradient multiplies p by, or for beta 0 q. */
+static __device__ __forceinline__ void add_terms(const divergence_args &a, row_softmax of_p, row_softmax of_q,
+                                                 float rate, float *z, float *y, float *own, float *other)
+{
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) {
+        float p, q;
+        const class_logs l = logs_of(a, z[i], y[i], of_p, of_q, rate, &p, &q);
+
+        own[i % 2] += term_of(p, l.p, l.m);
+        other[i % 2] += term_of(q, l.q, l.m);
+        z[i] = p;
+        y[i] = a.beta == 0.0f ? q : l.p - l.m;
+    }
+}
+
+/* The gradients of GROUP classes from what add_terms left of them; 0 also where p is 0 beside an infinite own. */
+static __device__ __forceinline__ void store_group_gradients(const divergence_args &a, int64_t r, int64_t col,
+                                                             float factor, float own, const float *p, const float *with)
+{
+    float v[GROUP];
+
+#pragma unroll
+    for (int i = 0; i < GROUP; i++)
+        v[i] = factor * (a.beta == 0.0f ? p[i] - with[i] : p[i] > 0.0f ? p[i] * with[i] - p[i] * own : p[i]);
+    store_gradients(a, r, col, v);
+}
+
 /* The softmax of a row whose log of the sum of e^(logit / temperature) is given: max rounds their product, log_sum has
  * what that lost. */
 static __device__ __forceinline__ row_softmax given_softmax(const divergence_args &a, float lse)
