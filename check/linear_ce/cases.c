@@ -343,10 +343,16 @@ static void add_ids(case_list *list, const ridge_op_row *op, case_level level)
     add(list, op, SUMMED, &of[1], 1, "");
     add(list, op, SUMMED + 2, &of[0], 0, "");
     add(list, op, SUMMED + 3, &of[3], 3, "");
+    if (op->id != RIDGE_LINEAR_CE_EVAL)
+        return;
+    add(list, op, LISTED, &of[1], 12, ""); /* rows are copied (Hopper) */
+    add(list, op, LISTED, &of[5], 1, "temperature=0.7 entropy=1");
+    add(list, op, MANY, &of[1], 0, ""); /* several chunks */
+    add(list, op, MANY, &of[0], 1, "temperature=1.5");
 }
 
 /* The top classes: equals, NaN and -infinity among them, more than a step and than a list has room for, lists of
- * several parts, rows in falling and rising order (the bias), rows that are ignored. */
+ * several parts, rows in falling and rising order (the bias), rows that are ignored, a sample unlike the rest. */
 static void add_topk(case_list *list, const ridge_op_row *op, case_level level)
 {
     static const option of[] = {
@@ -364,7 +370,11 @@ static void add_topk(case_list *list, const ridge_op_row *op, case_level level)
     static const option large[] = {{"topk=256", "lse=1", "", CE_VALID},
                                    {"topk=64", "entropy=1", "", CE_HALF},
                                    {"topk=200 reduction=none", "bias=1", "", CE_SPECIAL}};
+    static const option sampled[] = {{"topk=50", "lse=1 entropy=1", "", CE_SAMPLED},
+                                     {"topk=60 temperature=0.7", "bias=1 entropy=1", "", CE_SAMPLED | CE_VALID},
+                                     {"topk=50", "lse=1 argmax=1", "", CE_SAMPLED | CE_HALF}};
     static const option of_slice = {"topk=50 reduction=none", "", "", CE_VALID};
+    static const test_case columns_left = {.fill = FILL_UNIT, .variant = CE_VALID, .gpu = true, .repeats = 2};
     static const int shapes[] = {5, 3, 7, 6, 4}, larger[] = {8, 9, 5};
     const int count = (int)(sizeof of / sizeof of[0]);
 
@@ -384,6 +394,12 @@ static void add_topk(case_list *list, const ridge_op_row *op, case_level level)
     add(list, op, LISTED, &of[4], 7, ""); /* two products */
     add(list, op, HALVES, &large[0], 0, "");
     add(list, op, HALVES, &large[1], 3, "");
+    cases_add(list, op, "tokens=2100 hidden=24 vocab=5000 dtype=bf16 topk=20 lse=1", columns_left);
+    add(list, op, MANY, &of[0], 0, ""); /* several chunks */
+    for (int o = 0; o < 3; o++) {       /* the best are in the sample: all of it again (Hopper) */
+        add(list, op, HALVES, &sampled[o], 12 * o, "");
+        add(list, op, LISTED, &sampled[o], 12 * o + 1, "");
+    }
     for (int units = 2; units < 100; units += 38) {
         add(list, op, 9, &large[units % 3], units, "");
         list->at[list->count - 1].units = units;

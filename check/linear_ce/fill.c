@@ -95,6 +95,13 @@ static int64_t twin_of(const filler *f, int64_t c)
     return f->c->variant & CE_SPECIAL && f->vocab > 1 ? c % (f->vocab / 2) : c;
 }
 
+static bool is_sampled(const filler *f, int64_t c)
+{
+    const int64_t step = f->vocab / 256;
+
+    return f->c->variant & CE_SAMPLED && step > 0 && c % step == 0 && c / step < 256;
+}
+
 static double offset_of(const filler *f)
 {
     return f->c->variant & CE_UP ? 1e4 : f->c->variant & CE_DOWN ? -1e4 : 0;
@@ -174,6 +181,7 @@ static void fill_matrix(const filler *f, const char *name, uint32_t dtype, unsig
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < distinct; r++) {
         const uint64_t seed = (uint64_t)(w && !hv ? twin_of(f, r) : r) * UINT64_C(0xd1342543de82ef95);
+        const double size_of_row = w && !hv && is_sampled(f, r) ? 4 * scale : scale;
         uint64_t state = f->seed + seed + (uint64_t)(unsigned char)name[0] * 131;
         unsigned char *row = base + r * pitch;
 
@@ -181,7 +189,7 @@ static void fill_matrix(const filler *f, const char *name, uint32_t dtype, unsig
             fill_record(f, (float *)(void *)row, r, cols, &state);
         for (int64_t j = 0; j < cols && !record; j++) {
             const int64_t twin = logits || hv ? twin_of(f, j) : j;
-            const double value = scale * normal(&state) + (logits ? offset_of(f) : 0);
+            const double value = size_of_row * normal(&state) + (logits ? offset_of(f) : 0);
 
             if (twin < j)
                 memcpy(row + j * size, row + twin * size, (size_t)size);

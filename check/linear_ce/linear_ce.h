@@ -21,7 +21,8 @@ enum ce_variant {
     CE_FREQUENT = 256,  /* two of three rows have the same target */
     CE_SPECIAL = 512,   /* a NaN in every 64th row of x or of the logits; each class twice, V/2 apart */
     CE_NEGATIVE = 1024, /* all class weights are negative */
-    CE_VARIANTS = 2047
+    CE_SAMPLED = 2048,  /* logits of the classes that Hopper's sample takes are four times as large */
+    CE_VARIANTS = 4095
 };
 
 void cases_ce(const ridge_op_row *op, case_level level, case_list *list);

@@ -198,8 +198,9 @@ char *ce_layout(ce_params *p, const ridge_problem *problem, int parts, void *wor
     p->draw = ce_wants_sample(problem) ? (uint64_t *)ridge_take(&at, tokens * 8) : NULL;
     if (ce_wants_top(problem)) {
         p->top_count = (int32_t *)ridge_take(&at, tokens * parts * 4);
-        p->top_bins = (uint32_t *)ridge_take(&at, ridge_min(tokens, CE_TOP_ROWS) * CE_TOP_BINS * 4);
-        p->top_scale = (float2 *)ridge_take(&at, ridge_min(tokens, CE_TOP_ROWS) * 8);
+        p->top_bins = (uint32_t *)ridge_take(&at, tokens * CE_TOP_BINS * 4);
+        p->top_scale = (float2 *)ridge_take(&at, tokens * 8);
+        p->top_least = (float *)ridge_take(&at, tokens * 4);
         p->top = (uint64_t *)ridge_take(&at, ridge_min(tokens, CE_TOP_ROWS) * parts * CE_TOP_LIST * 8);
     }
     return at;

@@ -78,14 +78,19 @@ typedef struct ce_params {
     float *id_logprob; /* backward: an input */
     int64_t ids_stride, id_stride, did_stride;
     double2 *id_sums; /* by token: sum of did, and of its absolute values; NULL without ids */
+    /* [CE_TOP_ROWS][k]: a row's ids in this slice by class, each with its k; the others behind them, with INT32_MAX;
+     * and their z in that order. NULL where the product x W^T does not give them. */
+    int2 *id_order;
+    float *id_z;
     int k;
     int64_t *top_id; /* [tokens, top_k] */
     float *top_logprob;
     int64_t top_id_stride, top_stride;
     uint64_t *top;      /* [CE_TOP_ROWS][parts][CE_TOP_LIST]: the best of a part of a row's classes (top.cuh) */
     int32_t *top_count; /* [rows][parts]: how many of them there are */
-    uint32_t *top_bins; /* [CE_TOP_ROWS][CE_TOP_BINS]: how many logits in lists are of a bin: (z - x) y of top_scale */
+    uint32_t *top_bins; /* by row: how many logits in lists are of a bin: (z - x) y of top_scale */
     float2 *top_scale;
+    float *top_least; /* by row: at first only larger logits are listed; NaN: all are */
     int top_k;
     const int64_t *seed, *counter;
     int64_t *sample_id; /* [tokens]: a class drawn, with two more outputs */
@@ -117,8 +122,12 @@ typedef struct ce_block {
 ridge_status ce_block_stats(const ridge_device *device, const char *name, ce_block *b, void *stream);
 ridge_status ce_block_gradient(const ridge_device *device, const char *name, ce_block *b, void *stream);
 
-/* ids.cu, nothing without ids: the log-probabilities, also of a class that was drawn, after the sums; before the first
+/* ids.cu, nothing without ids: id_order of listed rows [begin, begin + rows), before their sums, and log-probabilities
+ * from id_z behind them; the other log-probabilities, also of a class that was drawn, after the sums; before the first
  * gradient; behind ce_block_gradient. */
+enum { CE_MOST_IDS = 256 };
+ridge_status ce_ids_rows(const ridge_device *device, const char *name, ce_params *p, int64_t begin, int64_t rows,
+                         bool summed, void *stream);
 ridge_status ce_ids_eval(const ridge_device *device, const char *name, ce_params *p, void *stream);
 ridge_status ce_ids_begin(const ridge_device *device, const char *name, ce_params *p, void *stream);
 ridge_status ce_ids_block(const ridge_device *device, const char *name, ce_block *b, void *stream);
@@ -136,9 +145,20 @@ static inline bool ce_wants_sample(const ridge_problem *problem)
 {
     return problem->op == RIDGE_LINEAR_CE_EVAL && problem->dtype[RIDGE_LINEAR_CE_SAMPLE_ID] != RIDGE_NONE;
 }
+/* The ids' logits may come with the sums; what else the call wants decides. */
+static inline bool ce_may_order_ids(const ridge_problem *problem)
+{
+    return problem->op == RIDGE_LINEAR_CE_EVAL && problem->dtype[RIDGE_LINEAR_CE_IDS] != RIDGE_NONE &&
+           problem->dtype[RIDGE_LINEAR_CE_BIAS] == RIDGE_NONE && !ce_wants_top(problem) && !ce_wants_sample(problem);
+}
 ridge_status ce_top_block(const ridge_device *device, const char *name, ce_block *b, void *stream);
-ridge_status ce_top_finish(const ridge_device *device, const char *name, ce_params *p, int64_t begin, int64_t rows,
-                           void *stream);
+typedef struct ce_top {
+    ce_params p;
+    int64_t begin, rows;
+    int bins;    /* the rows have bins, and may have begun above a logit of the sample */
+    int if_redo; /* nothing, unless a row had too few */
+} ce_top;
+ridge_status ce_top_finish(const ridge_device *device, const char *name, ce_top *t, void *stream);
 ridge_status ce_top_prepare(const ridge_device *device);
 
 #ifdef __CUDACC__

@@ -10,7 +10,7 @@
 #include "linear_chunks.cuh"
 #include "top.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / 32, MOST_IDS = 256, AHEAD = 4 };
+enum { THREADS = 256, WARPS = THREADS / 32, AHEAD = 4 };
 
 static __device__ __forceinline__ int64_t id_class(const ce_params &p, int64_t token, int64_t k)
 {
@@ -58,33 +58,90 @@ template <int DTYPE> static __device__ __forceinline__ float dot(const ce_params
     return sum;
 }
 
-/* A block a token, a warp an id, the last one the class that was drawn: z, and from the row's sum its log-probability,
- * which is not above 0, whatever the roundings of z and of the sum are. A slice leaves z. */
+/* A block a listed row: its ids by class, and equal ones by k. */
+static __global__ void __launch_bounds__(THREADS) order_ids(const ce_block b)
+{
+    ptx_grid_dependency_wait();
+    const ce_params &p = b.p;
+    __shared__ int class_[CE_MOST_IDS];
+    const int64_t row = b.begin + blockIdx.x;
+    const int k = threadIdx.x;
+
+    if (row >= p.totals->rows)
+        return;
+    if (k < p.k) {
+        const int64_t c = id_class(p, p.list[row], k), v = c - p.offset;
+
+        class_[k] = c >= 0 && v >= 0 && v < p.vocab ? (int)v : INT32_MAX;
+    }
+    __syncthreads(); /* orders these writes before the reads */
+    if (k >= p.k)
+        return;
+    int at = 0;
+
+    for (int i = 0; i < p.k; i++)
+        at += class_[i] < class_[k] || (class_[i] == class_[k] && i < k);
+    p.id_order[(int64_t)blockIdx.x * p.k + at] = make_int2(class_[k], k);
+}
+
+/* The log-probability of an id from its z, rounded once; a slice leaves z. Not above 0, whatever the roundings of z and
+ * of the row's sum are. */
+static __device__ __forceinline__ float id_value(const ce_params &p, const ce_sum &s, float z)
+{
+    const bool slice = p.offset != 0 || p.total != p.vocab;
+    const double value = slice ? (double)z : -(log(s.sum) + ((double)s.max - (double)z));
+
+    return __uint_as_float(num_canonical_f32((float)(!slice && value > 0 ? 0 : value)));
+}
+
+/* A warp a listed row: the log-probabilities from id_z. */
+static __global__ void __launch_bounds__(THREADS) ids_from_z(const ce_block b)
+{
+    ptx_grid_dependency_wait();
+    const ce_params &p = b.p;
+    const int64_t in = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = b.begin + in;
+
+    if (in >= b.rows || row >= p.totals->rows)
+        return;
+    const int64_t token = p.list[row];
+    const ce_sum s = ce_row_sum<32>(p, row);
+
+    for (int i = threadIdx.x % 32; i < p.k; i += 32) {
+        const int2 id = p.id_order[in * p.k + i];
+        const int64_t c = id_class(p, token, id.y);
+        float value = c == CE_IGNORED ? 0.0f : CUDART_NAN_F;
+
+        if (c >= 0)
+            value = id_value(p, s, id.x == INT32_MAX ? -CUDART_INF_F : p.id_z[in * p.k + i]);
+        p.id_logprob[token * p.id_stride + id.y] = value;
+    }
+}
+
+/* A block a token, a warp an id, the last one the class that was drawn: z, and from it the log-probability. */
 template <int DTYPE> static __global__ void __launch_bounds__(THREADS) id_logprobs(const ce_params p)
 {
     ptx_grid_dependency_wait();
     const int64_t token = blockIdx.x, y = ce_target(p, token), row = p.row_of[token];
     const float cap_inverse = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f, cool = 1.0f / p.temperature;
-    const bool slice = p.offset != 0 || p.total != p.vocab;
+    if (p.id_order && row >= 0) /* ids_from_z did it */
+        return;
     const ce_sum s = ce_row_sum<32>(p, row);
     const uint64_t draw = p.draw && row >= 0 ? p.draw[row] : 0;
 
     for (int k = threadIdx.x / 32; k < p.k + (p.draw != NULL); k += WARPS) {
         const bool drawn = k == p.k;
         const int64_t c = drawn ? p.offset + top_class(draw) : id_class(p, token, k), v = c - p.offset;
-        double value = y == CE_IGNORED || c == CE_IGNORED ? 0 : CUDART_NAN;
+        float value = y == CE_IGNORED || c == CE_IGNORED ? 0.0f : CUDART_NAN_F;
 
         if (y != CE_IGNORED && c >= 0) {
             float z = -CUDART_INF_F;
 
             if (v >= 0 && v < p.vocab)
                 z = ce_logit(p, dot<DTYPE>(p, token, v) + ce_bias(p, v), cap_inverse, cool);
-            value = slice ? (double)z : -(log(s.sum) + ((double)s.max - (double)z));
-            value = !slice && value > 0 ? 0 : value;
+            value = id_value(p, s, z);
         }
         if (threadIdx.x % 32 == 0)
-            *(drawn ? p.sample_logprob + token : p.id_logprob + token * p.id_stride + k) =
-                __uint_as_float(num_canonical_f32((float)value));
+            *(drawn ? p.sample_logprob + token : p.id_logprob + token * p.id_stride + k) = value;
         if (threadIdx.x % 32 == 0 && drawn)
             p.sample_id[token] = y == CE_IGNORED ? -1 : c;
         if (threadIdx.x % 32 == 0 && drawn && p.sample_score)
@@ -120,8 +177,8 @@ static __global__ void __launch_bounds__(THREADS) id_sums(const ce_params p)
 
 /* By warp: the classes in this slice of a row's ids (below 0: none), and their gradients. */
 typedef struct ids_smem {
-    int v[WARPS][MOST_IDS];
-    float g[WARPS][MOST_IDS];
+    int v[WARPS][CE_MOST_IDS];
+    float g[WARPS][CE_MOST_IDS];
 } ids_smem;
 
 static __device__ __forceinline__ void load_ids(const ce_params &p, ids_smem *s, int64_t token)
@@ -224,7 +281,7 @@ static __global__ void __launch_bounds__(THREADS) id_block(const ce_block b)
 
 /* ------------------------------------------------------------------------------------------------------------- host */
 
-enum { LOGPROBS = 0, SUMS = 3, PROBS_F16, PROBS_BF16, BLOCK, FUNCTIONS };
+enum { LOGPROBS = 0, SUMS = 3, PROBS_F16, PROBS_BF16, BLOCK, ORDER, FROM_Z, FUNCTIONS };
 static const void *const functions[FUNCTIONS] = {
     (const void *)id_logprobs<RIDGE_F32>,
     (const void *)id_logprobs<RIDGE_F16>,
@@ -233,6 +290,8 @@ static const void *const functions[FUNCTIONS] = {
     (const void *)id_probs<RIDGE_F16>,
     (const void *)id_probs<RIDGE_BF16>,
     (const void *)id_block,
+    (const void *)order_ids,
+    (const void *)ids_from_z,
 };
 
 ridge_status ce_ids_prepare(const ridge_device *device)
@@ -243,6 +302,17 @@ ridge_status ce_ids_prepare(const ridge_device *device)
 static unsigned blocks_of(int64_t rows)
 {
     return (unsigned)((rows + WARPS - 1) / WARPS);
+}
+
+ridge_status ce_ids_rows(const ridge_device *device, const char *name, ce_params *p, int64_t begin, int64_t rows,
+                         bool summed, void *stream)
+{
+    ce_block b = {*p, NULL, 0, begin, rows, 0, 0};
+
+    if (!p->id_order || rows == 0)
+        return RIDGE_OK;
+    return host_launch(device, name, functions[summed ? FROM_Z : ORDER],
+                       dim3(summed ? blocks_of(rows) : (unsigned)rows), THREADS, &b, stream);
 }
 
 ridge_status ce_ids_eval(const ridge_device *device, const char *name, ce_params *p, void *stream)

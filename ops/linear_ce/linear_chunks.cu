@@ -38,8 +38,9 @@
  * *: frequent targets by slices of 256 hidden units. Exponents are predicted unless lse is given (linear_ce_backward)
  * or an output or option needs it first: label smoothing, entropy, argmax, accuracy. linear_ce_eval is begin, STATS and
  * finish; on Hopper STATS is two launches, one of which gathers rows by TMA where some are ignored: only the device
- * knows which of the two has work. Where it picks classes (top.cuh) there it is in chunks: gather_x, and for the top
- * classes SAMPLE and top_scale, before STATS, top_finish behind it. */
+ * knows which of the two has work. Where it picks classes (top.cuh, ids.cu) there it is in chunks: for the top classes
+ * SAMPLE and top_scale; each chunk gather_x, order_ids, STATS, top_finish, again STATS and top_finish if `redo` is set,
+ * and ids_from_z. */
 #include "linear_chunks.cuh"
 #include "phase.h"
 
@@ -61,26 +62,33 @@ static ridge_status sample_product(ce_job *j, void *memory)
     return j->products->sample(j);
 }
 
-/* Predicts the exponents of tokens [begin, begin + rows), ignored ones too, from u of every sample_stride-th class. */
-static ridge_status sample(ce_job *j, int64_t begin, int64_t rows)
+/* How many classes of the sample reach a logit that is below the k-th of all: six deviations above the number of the k
+ * best in the sample, and 8 for small ones, so that it is wrong in one row of 10^10 if classes come in no order. 0:
+ * there is no such logit. */
+static int top_rank_of(const ce_chunk *c)
 {
-    ridge_status status;
+    const double best = (double)c->p.top_k * c->sample_classes / (double)c->p.vocab;
+    const int rank = (int)ceil(best + 6 * sqrt(best) + 8);
 
-    j->c.begin = begin;
-    j->c.rows = rows;
-    j->c.x_compact = NULL;
-    status = sample_product(j, j->space.chunk);
-    return status ? status : row_kernel(j, CE_ROW_PREDICT);
+    return c->p.hv || rank > c->sample_classes ? 0 : rank; /* [H, V] has a sample of adjacent classes */
 }
 
-/* Before the first chunk, in the area of the chunks: as many tokens at once as fit. */
-static ridge_status sample_all(ce_job *j)
+/* Before the first chunk, in the area of the chunks, as many tokens at once as fit, ignored ones too: u of the sample,
+ * and what the kernel makes of it. */
+static ridge_status sample_all(ce_job *j, void *memory, int kernel)
 {
     const int64_t most = j->plan.area / (4 * CE_SAMPLE_CLASSES) / 128 * 128;
     ridge_status status = RIDGE_OK;
 
-    for (int64_t begin = 0; begin < j->c.p.tokens && !status; begin += most)
-        status = sample(j, begin, ridge_min(most, j->c.p.tokens - begin));
+    j->c.x_compact = NULL;
+    for (j->c.begin = 0; j->c.begin < j->c.p.tokens && !status; j->c.begin += most) {
+        j->c.rows = ridge_min(most, j->c.p.tokens - j->c.begin);
+        status = sample_product(j, memory);
+        if (kernel == CE_ROW_TOP_SCALE)
+            j->c.top_rank = top_rank_of(&j->c);
+        status = status ? status : row_kernel(j, kernel);
+    }
+    j->c.begin = 0;
     return status;
 }
 
@@ -234,31 +242,52 @@ static ridge_status finish_dw(ce_job *j)
     return ce_round_dw_launch(j->device, j->name, &j->c, &j->dw, !rounds_sum(j), j->stream);
 }
 
+/* The sums of a chunk and its top classes; and again, without a bound from the sample, if the device finds that it left
+ * too few of a row. */
+static ridge_status eval_chunk(ce_job *j)
+{
+    ce_top t = {j->c.p, j->c.begin, j->c.rows, j->space.sample != NULL, 0};
+    ridge_status status = RIDGE_OK;
+
+    for (j->c.if_redo = 0; j->c.if_redo <= (j->c.top_rank > 0) && !status; j->c.if_redo++) {
+        status = j->products->logits(j, CE_STATS, false);
+        t.if_redo = j->c.if_redo;
+        status = status ? status : ce_top_finish(j->device, j->name, &t, j->stream);
+    }
+    j->c.if_redo = 0;
+    return status;
+}
+
 /* All rows at once; where classes are picked, so many as there is memory for lists, and for a compact x. */
 static ridge_status eval(ce_job *j)
 {
-    const int64_t tokens = j->c.p.tokens, most = j->c.p.top_k || j->space.chunk ? (int64_t)CE_TOP_ROWS : tokens;
-    ridge_status status = RIDGE_OK;
+    const ce_params *p = &j->c.p;
+
+    /* Of every other call the ids' logits are products of their own. */
+    if (ce_has_more(p) || p->softcap > 0.0f || p->bias)
+        j->c.p.id_order = NULL;
+    if (!p->id_order && !p->top_k && !p->draw)
+        j->space.chunk = NULL;
+    const int64_t tokens = p->tokens, most = p->top_k || j->space.chunk ? (int64_t)CE_TOP_ROWS : tokens;
+    ridge_status status = j->space.sample ? sample_all(j, j->space.sample, CE_ROW_TOP_SCALE) : RIDGE_OK;
 
     for (; j->c.begin < tokens && !status; j->c.begin += most) {
         j->c.rows = ridge_min(most, tokens - j->c.begin);
         j->c.x_compact = j->space.chunk;
         if (j->c.x_compact)
             status = row_kernel(j, CE_ROW_GATHER);
-        if (!status && j->space.sample) {
-            status = sample_product(j, j->space.sample);
-            status = status ? status : row_kernel(j, CE_ROW_TOP_SCALE);
-        }
-        status = status ? status : j->products->logits(j, CE_STATS, false);
         if (!status)
-            status = ce_top_finish(j->device, j->name, &j->c.p, j->c.begin, j->c.rows, j->stream);
+            status = ce_ids_rows(j->device, j->name, &j->c.p, j->c.begin, j->c.rows, false, j->stream);
+        status = status ? status : eval_chunk(j);
+        if (!status)
+            status = ce_ids_rows(j->device, j->name, &j->c.p, j->c.begin, j->c.rows, true, j->stream);
     }
     return status ? status : ce_ids_eval(j->device, j->name, &j->c.p, j->stream);
 }
 
 static ridge_status all_chunks(ce_job *j)
 {
-    ridge_status status = j->c.lse_known ? RIDGE_OK : sample_all(j);
+    ridge_status status = j->c.lse_known ? RIDGE_OK : sample_all(j, j->space.chunk, CE_ROW_PREDICT);
     int64_t begin = 0;
 
     while (!status) { /* a call without tokens has one empty chunk, which writes dW */
@@ -278,7 +307,7 @@ static ridge_status all_chunks(ce_job *j)
 /* The sums of this slice's rows, and P^T from predicted exponents if there are such. */
 static ridge_status begin_phase(ce_job *j)
 {
-    ridge_status status = j->c.lse_known ? RIDGE_OK : sample_all(j);
+    ridge_status status = j->c.lse_known ? RIDGE_OK : sample_all(j, j->space.chunk, CE_ROW_PREDICT);
 
     lay_out(j, j->c.p.tokens, j->plan.aliased > 0);
     j->c.begin = 0;

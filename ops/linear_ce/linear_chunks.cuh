@@ -92,8 +92,8 @@ typedef struct ce_chunk {
     int sample_splits, sample_classes, sample_stride; /* the stride: from one class of the sample to the next */
     int lse_known;                                    /* no prediction */
     int if_redo;                                      /* second pass: only if the prediction was bad */
-    float4 *bend;                                     /* by row: k, beta, alpha, sigma; one more of +inf, 0, 0, 0; NULL
-                                                                                             without the gradient of the entropy */
+    float4 *bend; /* by row: k, beta, alpha, sigma; one more of +inf, 0, 0, 0; NULL without the entropy's gradient */
+    int top_rank; /* TOP_SCALE: the one of the sample above which logits are listed at first; 0: all are */
 } ce_chunk;
 
 /* How a call is cut into chunks: workspace.cu. */
@@ -164,6 +164,12 @@ size_t ce_chunks_bytes(const ce_products *products, bool small, const ridge_devi
 static inline bool ce_has_options(const ce_params *p)
 {
     return p->bias || p->softcap > 0.0f || p->temperature != 1.0f;
+}
+
+/* More outputs of the sums than the entropy. */
+static inline bool ce_has_more(const ce_params *p)
+{
+    return p->argmax || p->accuracy || (p->flags & RIDGE_CE_RECORD_SUMS) || p->smoothing != 0.0f;
 }
 
 /* row_kernels.cu, in the order of a chunk; linear_chunks.cu says what they read and write. */

@@ -435,8 +435,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             if (!status)
                 status = ce_top_block(device, j.name, &b, stream);
         }
-        if (!status)
-            status = ce_top_finish(device, j.name, &j.p, begin, rows, stream);
+        if (!status) {
+            ce_top t = {j.p, begin, rows, 0, 0};
+
+            status = ce_top_finish(device, j.name, &t, stream);
+        }
         if (gradients && !status)
             status = chunk_gradients(&j, begin, rows);
     }

@@ -75,12 +75,6 @@ static ridge_status sample(ce_job *j)
     return status ? status : ce_logits_launch(j->device, j->name, CE_SAMPLE, &g, j->stream);
 }
 
-/* More outputs of CE_STATS_OPTIONS than the entropy. */
-static bool has_more(const ce_params *p)
-{
-    return p->argmax || p->accuracy || (p->flags & RIDGE_CE_RECORD_SUMS) || p->smoothing != 0.0f;
-}
-
 /* what: CE_STATS, CE_STATS_GATHER, CE_STATS_TOP, CE_STATS_DRAW or CE_PROBS. */
 static ridge_status product(const ce_job *j, int what, bool sums)
 {
@@ -98,8 +92,8 @@ static ridge_status product(const ce_job *j, int what, bool sums)
     g.splits = 1;
     g.sums = sums;
     g.mixed = p->smoothing != 0.0f;
-    g.only_top = has_more(p) || (what == CE_STATS_DRAW && p->top_k > 0); /* the sums come from another product */
-    const bool spread = what != CE_PROBS && p->full && !has_more(p) && !ce_has_options(p);
+    g.only_top = ce_has_more(p) || (what == CE_STATS_DRAW && p->top_k > 0); /* the sums come from another product */
+    const bool spread = what != CE_PROBS && p->full && !ce_has_more(p) && !ce_has_options(p);
     options = ce_has_options(p) || (what == CE_PROBS ? g.mixed : p->full && !(spread && what == CE_STATS));
     if (what == CE_STATS_GATHER && options && !spread)
         return RIDGE_OK; /* the kernels with options gather rows themselves */
@@ -110,12 +104,16 @@ static ridge_status product(const ce_job *j, int what, bool sums)
     if (options && !picks)
         what = bends              ? CE_PROBS_OPTIONS_BEND
                : what == CE_PROBS ? CE_PROBS_OPTIONS
-               : has_more(p)      ? CE_STATS_OPTIONS
+               : ce_has_more(p)   ? CE_STATS_OPTIONS
                                   : CE_STATS_TOP;
     else if (bends)
         what = CE_PROBS_BEND;
     else if (spread && !picks)
         what = CE_STATS_SPREAD;
+    if (what != CE_STATS_GATHER && what != CE_PROBS && !picks && p->id_order) {
+        status = status ? status : w_map(j, &g, p->vocab, 1, true);
+        return status ? status : ce_logits_launch(j->device, j->name, CE_STATS_IDS, &g, j->stream);
+    }
     if (what == CE_STATS_TOP && !p->bias && p->softcap == 0.0f && !g.only_gathers) {
         status = status ? status : w_map(j, &g, p->vocab, 1, true);
         if (!status)
@@ -138,7 +136,7 @@ static ridge_status logits(const ce_job *j, int what, bool sums)
 
     if (!status && draw)
         status = product(j, CE_STATS_DRAW, false);
-    if (status || ((top || draw) && !has_more(&j->c.p)))
+    if (status || ((top || draw) && !ce_has_more(&j->c.p)) || (top && j->c.if_redo))
         return status;
     status = product(j, what, sums);
 

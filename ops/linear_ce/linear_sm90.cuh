@@ -12,7 +12,8 @@
  * no compact x: the producer gathers the listed rows. *_BEND: with the gradient of the
  * entropy; CE_STATS_SPREAD: with the entropy, and no other output of CE_STATS_OPTIONS. CE_STATS_TOP and
  * CE_STATS_DRAW: with options, the entropy, and the lists or the draws of top.cuh, but no other output of
- * CE_STATS_OPTIONS; CE_STATS_TOP_PLAIN: of the options only the temperature. */
+ * CE_STATS_OPTIONS; CE_STATS_TOP_PLAIN: of the options only the temperature. CE_STATS_IDS: so too, and the ids' z in
+ * place of lists. */
 enum {
     CE_STATS_OPTIONS = CE_PROBS + 1,
     CE_PROBS_OPTIONS,
@@ -23,7 +24,8 @@ enum {
     CE_STATS_DRAW,
     CE_PROBS_BEND,
     CE_STATS_SPREAD,
-    CE_STATS_TOP_PLAIN
+    CE_STATS_TOP_PLAIN,
+    CE_STATS_IDS
 };
 
 typedef struct ce_logits_args {
@@ -34,11 +36,12 @@ typedef struct ce_logits_args {
     int n, k;
     int splits;          /* CE_SAMPLE: split-K */
     int bundle;          /* row-tile pairs */
-    int wide, tile_cols; /* the first `wide` columns of work tiles have tile_cols tiles each, the others one */
-    int mixed;           /* sigma */
-    int sums;            /* CE_PROBS: also the sum of E */
-    int only_gathers;    /* CE_STATS_TOP: nothing unless rows are gathered */
-    int only_top;        /* CE_STATS_TOP, CE_STATS_DRAW: the lists or draws, no sums */
+    int wide, tile_cols; /* the first `wide` columns of work tiles have tile_cols tiles each, the others single_cols */
+    int single_cols;
+    int mixed;        /* sigma */
+    int sums;         /* CE_PROBS: also the sum of E */
+    int only_gathers; /* CE_STATS_TOP: nothing unless rows are gathered */
+    int only_top;     /* CE_STATS_TOP, CE_STATS_DRAW: the lists or draws, no sums */
 } ce_logits_args;
 
 ridge_status ce_logits_launch(const ridge_device *device, const char *name, int what, ce_logits_args *g, void *stream);

@@ -304,11 +304,10 @@ int ce_row_parts(const ridge_device *device, const ridge_problem *problem)
     /* Eval has 8 bytes of workspace a token and SM, of which other members take 48 a token. */
     const int64_t most = problem->op == RIDGE_LINEAR_CE_EVAL ? ridge_max(device->units - 6, 1) : clusters;
 
-    if (ce_wants_top(problem)) { /* lists of at most CE_TOP_ROWS rows: 8 parts of so many, more of fewer rows */
+    if (ce_wants_top(problem)) { /* lists of at most CE_TOP_ROWS rows: two parts of a column of work tiles */
         const int64_t pairs = ridge_ceil_div(ridge_min(problem->dim[0], CE_TOP_ROWS), G16_CLUSTER * G16_BLOCK_M);
 
-        return (int)ridge_max(ridge_min(own, 2), /* a pingpong work tile makes two */
-                              ridge_min(tiles, ridge_min(clusters, ridge_max(128 / ridge_max(pairs, 1), 8))));
+        return (int)ridge_max(ridge_min(own, 2), ridge_min(tiles, 2 * (clusters / ridge_max(pairs, 1) + 1)));
     }
     /* every tile may be a part until there are as many as clusters; of more tiles most are in pairs */
     return (int)ridge_min(ridge_max(tiles - tiles / 3, ridge_min(own, ridge_max(clusters, 2))), ridge_max(most, 2));
@@ -317,8 +316,9 @@ int ce_row_parts(const ridge_device *device, const ridge_problem *problem)
 /* How the columns of tiles make work tiles, whose sums are `parts` parts of a row's sum if they are wide and one if
  * they are single: the narrowest wide ones that leave single tiles for the end, within the parts that there is
  * workspace for. Of choices that leave none, the one whose clusters finish first. There always is a choice: the first
- * one leaves at most as many parts as allowed. */
-static void choose_parts(const ridge_device *device, ce_logits_args *g, int block_n, int parts)
+ * one leaves at most as many parts as allowed. lists: rows have lists, so that few parts are better than single tiles:
+ * each cluster has a wide work tile, and those for which none is left share the rest of the columns. */
+static void choose_parts(const ridge_device *device, ce_logits_args *g, int block_n, int parts, bool lists)
 {
     const int64_t tiles = ((int64_t)g->n + block_n - 1) / block_n, allowed = g->c.p.part ? g->c.p.parts : device->units;
     const int64_t most = ridge_max(allowed / parts * parts, 1);
@@ -327,6 +327,13 @@ static void choose_parts(const ridge_device *device, ce_logits_args *g, int bloc
     const int64_t even = (tiles * pairs + clusters - 1) / clusters;
     int64_t best = INT64_MAX;
 
+    g->single_cols = 1;
+    if (lists && (tiles + even - 1) / even * parts <= most) {
+        g->wide = (int)(tiles / even);
+        g->tile_cols = (int)even;
+        g->single_cols = (int)ridge_max(tiles % even, 1);
+        return;
+    }
     for (int64_t each = least; each < least + 32 && best > even; each++) { /* tiles of a part of a wide work tile */
         const int64_t columns = each * parts, all = (tiles + columns - 1) / columns, saved = columns - parts;
         const int64_t wide = saved ? ridge_min((tiles - most + saved - 1) / saved, all) : 0;
@@ -350,7 +357,7 @@ ridge_status ce_logits_launch(const ridge_device *device, const char *name, int 
 
     if (tiles == 0)
         return RIDGE_OK;
-    choose_parts(device, g, block_n, ce_parts_of_tile(what));
+    choose_parts(device, g, block_n, ce_parts_of_tile(what), what == CE_STATS_TOP || what == CE_STATS_TOP_PLAIN);
     if (pingpong)
         return ce_pingpong_launch(device, name, what, g, (unsigned)blocks, stream);
     return host_launch_cluster(device, name,

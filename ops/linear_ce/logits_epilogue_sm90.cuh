@@ -23,6 +23,7 @@ typedef struct logits_plan {
     gemm16_plan tiles;
     raster wide, single;
     int tile_cols, parts; /* of a wide work tile: its tiles, its parts */
+    int single_cols;      /* tiles of a single one: more than one where both have `parts` */
     int count;            /* work tiles */
     int first_m;          /* added to rows of A */
     int compact;          /* A is the compact x */
@@ -73,7 +74,9 @@ static __device__ __forceinline__ logits_plan logits_plan_of(const ce_logits_arg
     g.tile_cols = a.tile_cols;
     g.parts = parts;
     g.wide = gemm16_raster(r.tiles_m, a.wide, a.bundle);
-    g.single = gemm16_raster(r.tiles_m, max(r.tiles_n - a.wide * a.tile_cols, 0), a.bundle);
+    g.single_cols = a.single_cols;
+    g.single = gemm16_raster(r.tiles_m, (max(r.tiles_n - a.wide * a.tile_cols, 0) + a.single_cols - 1) / a.single_cols,
+                             a.bundle);
     g.count = r.tiles_m * (g.wide.tiles_n + g.single.tiles_n);
     return g;
 }
@@ -91,9 +94,9 @@ static __device__ __forceinline__ logits_tile logits_tile_of(const logits_plan &
         count = min(g.tile_cols, r.tiles_n - column);
     } else {
         gemm16_tile(g.single, index - wide, &pair, &part);
-        column = g.wide.tiles_n * g.tile_cols + part;
-        part += g.wide.tiles_n * g.parts;
-        count = 1;
+        column = g.wide.tiles_n * g.tile_cols + part * g.single_cols;
+        part = g.wide.tiles_n * g.parts + part * (g.single_cols > 1 ? g.parts : 1);
+        count = min(g.single_cols, r.tiles_n - column);
     }
     const uint32_t by_rows = r.by_rows;
 

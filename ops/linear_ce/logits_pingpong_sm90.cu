@@ -1,7 +1,8 @@
 /* logits_pingpong_sm90.cu: the product x W^T on Hopper without options, tiles of 128 x 192 in the pingpong schedule
  * (cuda/sm90/gemm_bf16.cuh), and the targets' logits. CE_STATS (eval; train where a prediction was bad): maximum and
  * sum of exponentials of each row, in parts. CE_PROBS: P^T and the sum of E. CE_PROBS_BEND: P^T with the gradient of
- * the entropy. CE_STATS_TOP_PLAIN: sums, entropy and the lists of the top classes, at any temperature.
+ * the entropy. CE_STATS_TOP_PLAIN: sums, entropy and the lists of the top classes, at any temperature; CE_STATS_IDS:
+ * the same with the logits of given ids in place of lists.
  *
  * Warpgroup 0: thread 0 is the producer; warps 1 and 2 (CE_PROBS) store the panels of P^T of one consumer each.
  * Warpgroups 1 and 2: the consumers. docs/design.md has a drawing. */
@@ -12,6 +13,8 @@ enum { HALF = G16_PINGPONG_N / 2, PANEL_CLASSES = G16_PINGPONG_N / 2, CONSUMER_W
 
 /* The kinds that make P^T. */
 #define IS_PROBS(what) ((what) == CE_PROBS || (what) == CE_PROBS_BEND)
+/* Those that pick classes. */
+#define IS_PICKS(what) ((what) == CE_STATS_TOP_PLAIN || (what) == CE_STATS_IDS)
 
 static_assert(sizeof(pick_smem) <= PANEL_CLASSES * 128, "a consumer that picks has its pick_smem in its panel");
 
@@ -50,7 +53,8 @@ static __device__ __forceinline__ void epilogue_half(const ce_logits_args &a, co
     }
 }
 
-/* The epilogue of 64 rows of a tile of CE_STATS_TOP_PLAIN. */
+/* The epilogue of 64 rows of a tile of CE_STATS_TOP_PLAIN or CE_STATS_IDS. */
+template <int WHAT>
 static __device__ __forceinline__ void epilogue_picks(const ce_logits_args &a, const gemm16_plan &w, pick_smem *s,
                                                       int half, int col, float *acc)
 {
@@ -62,7 +66,10 @@ static __device__ __forceinline__ void epilogue_picks(const ce_logits_args &a, c
         acc[i] *= cool;
     mask_columns<G16_PINGPONG_N>(w, col, acc);
     store_target_logit<G16_PINGPONG_N>(a, t, col, acc);
-    add_picks<G16_PINGPONG_N, false>(a, w, s, half, col, acc);
+    if (WHAT == CE_STATS_IDS)
+        add_sums_and_ids<G16_PINGPONG_N>(a, s, half, col, acc);
+    else
+        add_picks<G16_PINGPONG_N, false>(a, w, s, half, col, acc);
 }
 
 /* After a work tile: adds the sums of E to its part, which is 0 before. Two consumers add; the order of two does not
@@ -110,6 +117,9 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, pingpong
 
         if (WHAT == CE_STATS_TOP_PLAIN)
             top_begin(a, picks, G16_BLOCK_M, (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_BLOCK_M, part);
+        if (WHAT == CE_STATS_IDS)
+            ids_begin(a, w, picks, G16_BLOCK_M, (G16_CLUSTER * pair + (int)ptx_cluster_rank()) * G16_BLOCK_M, part,
+                      (tile_n + own) * G16_PINGPONG_N);
         for (int col = (tile_n + own) * G16_PINGPONG_N; col < end; col += 2 * G16_PINGPONG_N) {
             float acc[2 * HALF];
 
@@ -119,15 +129,17 @@ static __device__ __forceinline__ void consume(const ce_logits_args &a, pingpong
             state.n += (uint32_t)w.k_blocks; /* the other consumer's tile */
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                if (WHAT == CE_STATS_TOP_PLAIN)
-                    epilogue_picks(a, w, picks, half, col, acc + half * HALF);
+                if (IS_PICKS(WHAT))
+                    epilogue_picks<WHAT>(a, w, picks, half, col, acc + half * HALF);
                 else
                     epilogue_half<BF16, WHAT>(a, w, s, consumer, first + 64 * half, col, &sums[half],
                                               acc + half * HALF);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            if (WHAT == CE_STATS_TOP_PLAIN)
+            if (WHAT == CE_STATS_IDS)
+                store_pick_sums(a, w, &picks->tile, half);
+            else if (WHAT == CE_STATS_TOP_PLAIN)
                 store_picks<false>(a, w, picks, half);
             else if (!IS_PROBS(WHAT))
                 store_part<WHAT == CE_STATS_SPREAD>(a, w, sums[half], first + 64 * half, part);
@@ -184,7 +196,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_pingpong(cons
     if (consumer < 0) {
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
-        if (WHAT == CE_STATS_TOP_PLAIN)
+        if (IS_PICKS(WHAT))
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         else
             asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
@@ -193,7 +205,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_pingpong(cons
         else if (IS_PROBS(WHAT) && (warp == 1 || warp == 2))
             store_probs(a, s, warp - 1);
     } else {
-        if (WHAT == CE_STATS_TOP_PLAIN)
+        if (IS_PICKS(WHAT))
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else
             asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
@@ -211,9 +223,10 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_pingpong(cons
     (const void *)ce_logits_pingpong<bf16, mn_b, CE_STATS>, (const void *)ce_logits_pingpong<bf16, mn_b, CE_PROBS>, \
         (const void *)ce_logits_pingpong<bf16, mn_b, CE_PROBS_BEND>,                                                \
         (const void *)ce_logits_pingpong<bf16, mn_b, CE_STATS_SPREAD>,                                              \
-        (const void *)ce_logits_pingpong<bf16, mn_b, CE_STATS_TOP_PLAIN>
+        (const void *)ce_logits_pingpong<bf16, mn_b, CE_STATS_TOP_PLAIN>,                                           \
+        (const void *)ce_logits_pingpong<bf16, mn_b, CE_STATS_IDS>
 
-enum { KINDS = 5, FUNCTIONS = 2 * KINDS };
+enum { KINDS = 6, FUNCTIONS = 2 * KINDS };
 static const void *const functions[2][FUNCTIONS] = {{PINGPONG_OF(0, 0), PINGPONG_OF(0, 1)},
                                                     {PINGPONG_OF(1, 0), PINGPONG_OF(1, 1)}};
 

@@ -23,10 +23,14 @@ typedef struct pick_row {
     int count;
 } pick_row;
 
+/* id: of the rows of the tile, the class of the next of their ids, and its place in id_order. */
 typedef struct pick_smem {
     pick_tile tile;
     float2 value[4][128];
-    pick_row row[G16_BLOCK_M];
+    union {
+        pick_row row[G16_BLOCK_M];
+        int2 id[G16_BLOCK_M];
+    };
 } pick_smem;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -88,30 +92,8 @@ static __device__ __forceinline__ uint64_t *top_list(const ce_logits_args &a, in
     return a.c.p.top + ((int64_t)row * a.c.p.parts + part) * CE_TOP_LIST;
 }
 
-/* What is known of a row, `row` in the chunk: a number that k logits in its lists exceed, so that only larger ones may
- * be among its best; NaN: nothing. The logits of bin b and above are at least b / y from x on, but for rounding. */
-static __device__ __forceinline__ float top_known(const ce_params &p, int64_t row)
-{
-    const uint4 *from = (const uint4 *)(p.top_bins + row * CE_TOP_BINS);
-    const float2 scale = p.top_scale[row];
-    int above = 0, bin = CE_TOP_BINS;
-
-#pragma unroll 2
-    for (int i = CE_TOP_BINS / 4 - 1; i >= 0; i--) {
-        const uint4 four = __ldcg(from + i);
-        const uint32_t count[4] = {four.x, four.y, four.z, four.w};
-
-#pragma unroll
-        for (int j = 3; j >= 0; j--) {
-            bin = above < p.top_k ? 4 * i + j : bin;
-            above += above < p.top_k ? (int)count[j] : 0;
-        }
-    }
-    return above < p.top_k ? CUDART_NAN_F : __fmaf_rd((float)bin - 0.5f, __frcp_rn(scale.y), scale.x);
-}
-
 /* A logit that goes into a list of the row. A NaN is in bin 0, though it is the largest. */
-static __device__ __forceinline__ void top_count(const ce_params &p, int row, float z)
+static __device__ __forceinline__ void top_count(const ce_params &p, int64_t row, float z)
 {
     const float2 scale = p.top_scale[row];
     const float at = (z - scale.x) * scale.y;
@@ -122,10 +104,11 @@ static __device__ __forceinline__ void top_count(const ce_params &p, int row, fl
 
 static __device__ __forceinline__ void top_begin(const ce_logits_args &a, pick_smem *s, int rows, int first, int part)
 {
+    const int own = threadIdx.x % 4, r = own / 2 * 64 + own % 2 * 8 + pick_first();
+
     pick_tile_begin(&s->tile, rows, first, part, 1.0f / a.c.p.temperature);
-    for (int half = 0; half < rows / 64; half++)
-        if (threadIdx.x % 4 == 0)
-            s->row[64 * half + pick_first()] = s->row[64 * half + pick_first() + 8] = {CUDART_NAN_F, 0};
+    if (r < rows)
+        s->row[r] = {a.c.p.top_k && first + r < a.c.rows ? a.c.p.top_least[a.c.begin + first + r] : CUDART_NAN_F, 0};
     __syncwarp(); /* orders these writes before the quad's reads */
 }
 
@@ -159,7 +142,7 @@ template <int N> static __device__ __forceinline__ void top_before_tile(const ce
         return;
     top_make_room<N>(a, s, rows);
     if (r < rows && row < a.c.rows)
-        s->row[r].least = fmaxf(s->row[r].least, top_known(a.c.p, row));
+        s->row[r].least = fmaxf(s->row[r].least, top_known(a.c.p, a.c.begin + row));
     __syncwarp(); /* orders these writes before the quad's reads */
 }
 
@@ -239,7 +222,7 @@ static __device__ __forceinline__ void add_top(const ce_logits_args &a, const ge
             const float z = pick_value(s, i);
 
             a.c.p.top[to] = top_entry(z, from + 8 * (i / 2) + i % 2);
-            top_count(a.c.p, row, z);
+            top_count(a.c.p, a.c.begin + row, z);
         }
         __syncwarp(); /* orders the write before the next reads */
     }
@@ -338,6 +321,75 @@ static __device__ __forceinline__ void add_picks(const ce_logits_args &a, const 
         add_draw<N>(a, w, pick_row_of(&s->tile, half), col, acc);
     else if (a.c.p.top_k)
         add_top<N>(a, w, s, half, col, groups, acc);
+}
+
+/* Before a work tile whose first column is col: of each row the first id from there on. */
+static __device__ __forceinline__ void ids_begin(const ce_logits_args &a, const gemm16_plan &w, pick_smem *s, int rows,
+                                                 int first, int part, int col)
+{
+    const int own = threadIdx.x % 4, r = own / 2 * 64 + own % 2 * 8 + pick_first(), row = first + r;
+    const int2 *order = a.c.p.id_order + (int64_t)row * a.c.p.k;
+    int low = 0, high = r < rows && row < w.m ? a.c.p.k : 0, class_ = INT32_MAX;
+
+    pick_tile_begin(&s->tile, rows, first, part, 1.0f / a.c.p.temperature);
+    while (low < high) {
+        const int middle = (low + high) / 2, v = order[middle].x;
+
+        class_ = v >= col ? v : class_;
+        high = v >= col ? middle : high;
+        low = v >= col ? low : middle + 1;
+    }
+    if (r < rows)
+        s->id[r] = {class_, low};
+}
+
+/* Of 64 x N logits those of ids. A row is a lane's (as in top_before_tile); a consumer passes over ids of tiles that
+ * are the other one's. */
+template <int N>
+static __device__ __forceinline__ void add_ids(const ce_logits_args &a, pick_smem *s, int half, int col,
+                                               const float *acc)
+{
+    const int lane = threadIdx.x % 32, r = 64 * half + lane % 2 * 8 + pick_first();
+    const bool mine = lane % 4 / 2 == half;
+    const int at = (s->tile.first[pick_warp()] + r) * a.c.p.k;
+    int2 next = mine ? s->id[r] : make_int2(INT32_MAX, 0);
+
+#pragma unroll 1
+    while (__any_sync(~0u, next.x < col + N)) {
+        const bool passes = next.x < col + N;
+
+#pragma unroll 1
+        for (uint32_t hits = __ballot_sync(~0u, passes && next.x >= col); hits; hits &= hits - 1) {
+            const int from = __ffs((int)hits) - 1, c = __shfl_sync(~0u, next.x, from) - col;
+
+            pick_to_shared<N>(s, acc, c / GROUP_COLUMNS * 2 + from % 2);
+            __syncwarp(); /* orders the quad's writes before this read, */
+            if (lane == from)
+                a.c.p.id_z[at + next.y] =
+                    (&s->value[c % GROUP_COLUMNS / 8][threadIdx.x % 128 / 4 * 4 + c % 8 / 2].x)[c % 2];
+            __syncwarp(); /* and that before the next writes */
+        }
+        if (passes) {
+            next.y++;
+            next.x = next.y < a.c.p.k ? a.c.p.id_order[at + next.y].x : INT32_MAX;
+        }
+    }
+    if (mine)
+        s->id[r] = next;
+}
+
+/* The epilogue of 64 rows of which ids are wanted. */
+template <int N>
+static __device__ __forceinline__ void add_sums_and_ids(const ce_logits_args &a, pick_smem *s, int half, int col,
+                                                        const float *acc)
+{
+    row_sums sums = s->tile.sums[half][threadIdx.x % 128];
+
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        add_logits<N, 1>(&sums, h, acc);
+    s->tile.sums[half][threadIdx.x % 128] = sums;
+    add_ids<N>(a, s, half, col, acc);
 }
 
 /* After a work tile: the sums of 64 rows. */

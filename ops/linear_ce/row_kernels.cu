@@ -2,6 +2,7 @@
  * (linear_chunks.cuh; linear_chunks.cu says in which order they run). */
 #include "linear_chunks.cuh"
 #include "phase.h"
+#include "top.cuh"
 
 enum { THREADS = CE_ROW_THREADS, WARPS = CE_ROW_WARPS };
 
@@ -24,6 +25,8 @@ static __device__ __forceinline__ void clear(const ce_chunk &c)
 {
     const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
 
+    if (at == 0)
+        c.p.totals->redo = 0;
     if (!c.progress) /* eval */
         return;
     for (int64_t i = at; i < c.p.vocab && c.begin == 0; i += step) /* all chunks count their targets there */
@@ -31,7 +34,6 @@ static __device__ __forceinline__ void clear(const ce_chunk &c)
     for (int64_t i = at; i < 2 * CE_PROGRESS_COUNTERS(c.p.vocab); i += step)
         c.progress[i] = 0;
     if (at == 0) {
-        c.p.totals->redo = 0;
         c.p.totals->frequent = 0;
         c.p.totals->largest = 0;
     }
@@ -114,19 +116,40 @@ static __device__ __forceinline__ float lanes_sum(float x)
     return x;
 }
 
+/* By a warp: of the logits in z the largest one that at least `rank` of them reach, in top_entry's order. */
+static __device__ __forceinline__ float sample_rank(const float *z, int rank)
+{
+    uint32_t low = 0, high = ~0u;
+
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        int above = 0;
+
+#pragma unroll
+        for (int i = 0; i < CE_SAMPLE_CLASSES / 32; i++)
+            above += (uint32_t)(top_entry(z[i], 0) >> 32) >= middle;
+        above = (int)__reduce_add_sync(~0u, (uint32_t)above);
+        low = above >= rank ? middle : low;
+        high = above >= rank ? high : middle;
+    }
+    return top_value((uint64_t)low << 32);
+}
+
 /* TOP_SCALE: the bins of a row's logits (ce_params): from 1.5 standard deviations above their mean on to 5.5, as far as
- * the sample says. Bad bins cost time, nothing else. Without a finite deviation y is 0, and there are none. */
+ * the sample says. Bad bins cost time, nothing else. Without a finite deviation y is 0, and there are none. And the
+ * logit of the sample above which lists begin, unless that has left too few (top_finish). */
 static __global__ void __launch_bounds__(THREADS) top_scale(const ce_chunk c)
 {
     ptx_grid_dependency_wait();
-    const int in = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    const int64_t in = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int64_t row = in < c.rows ? c.p.row_of[c.begin + in] : -1;
     float z[CE_SAMPLE_CLASSES / 32] = {}, sum = 0.0f, square = 0.0f;
     int count = 0;
 
-    if (in >= ce_chunk_rows(c))
+    if (row < 0)
         return;
     for (int i = threadIdx.x % 32; i < CE_TOP_BINS; i += 32)
-        c.p.top_bins[in * CE_TOP_BINS + i] = 0;
+        c.p.top_bins[row * CE_TOP_BINS + i] = 0;
     sample_logits(c, in, z);
 #pragma unroll
     for (int i = 0; i < CE_SAMPLE_CLASSES / 32; i++) {
@@ -139,9 +162,13 @@ static __global__ void __launch_bounds__(THREADS) top_scale(const ce_chunk c)
         square += z[i] > -CUDART_INF_F ? (z[i] - mean) * (z[i] - mean) : 0.0f;
     const float variance = lanes_sum(square) * each, inverse = rsqrtf(variance), rate = CE_TOP_BINS / 4 * inverse;
 
+    const float least = c.top_rank ? sample_rank(z, c.top_rank) : CUDART_NAN_F;
+
     if (threadIdx.x % 32 == 0)
-        c.p.top_scale[in] = rate > 0x1p-100f && rate < 0x1p100f ? make_float2(mean + 1.5f * variance * inverse, rate)
-                                                                : make_float2(CUDART_NAN_F, 0.0f);
+        c.p.top_least[row] = least;
+    if (threadIdx.x % 32 == 0)
+        c.p.top_scale[row] = rate > 0x1p-100f && rate < 0x1p100f ? make_float2(mean + 1.5f * variance * inverse, rate)
+                                                                 : make_float2(CUDART_NAN_F, 0.0f);
 }
 
 /* PREDICT: the exponent from the sample's sum, as if all classes were like the sample; resets the parts of the sums. */

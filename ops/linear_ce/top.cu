@@ -2,7 +2,7 @@
  * lists, which on Hopper the epilogue of the logits fills. */
 #include "top.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / 32, MOST = 256 };
+enum { THREADS = 256, WARPS = THREADS / 32, LISTED = 2048 };
 
 /* A warp a row: the classes of a block, CE_TOP_STEP at a time, to the list of part 0. */
 static __global__ void __launch_bounds__(THREADS) top_block(const ce_block b)
@@ -78,11 +78,12 @@ static __global__ void __launch_bounds__(THREADS) draw_block(const ce_block b)
         p.draw[row] = best;
 }
 
-/* What a block knows of its row. */
+/* What a block knows of its row: those of its entries that may be among the best, and how many they are. */
 typedef struct finish_smem {
-    uint64_t best[MOST];
+    uint64_t list[LISTED];
     double log_sum, max;
-    int rank[2], found;
+    float least;
+    int rank[2], listed;
 } finish_smem;
 
 /* By a block: the sum of all threads' `mine`. turn: every other call's. */
@@ -111,71 +112,60 @@ static __device__ __forceinline__ int rank_of(const ce_params &p, finish_smem *s
     return sum_of(s, mine, turn);
 }
 
-/* What bisection has come to: `low` has k entries and more at or above it, `high` fewer. */
-typedef struct top_range {
-    uint64_t low, high;
-    int turn;
-    bool found; /* exactly k */
-} top_range;
-
-/* By the values alone, which separate all but equal ones, of up to HELD parts a warp, in registers: read for each step
- * of the bisection, the lists of 8192 rows took 4 ms. */
-enum { HELD = 2, EACH = CE_TOP_LIST / 32 };
-
-static __device__ __forceinline__ top_range range_of_values(const ce_params &p, finish_smem *s, const uint64_t *entry,
-                                                            const int32_t *count)
+/* The k-th best of a row's entries. */
+static __device__ __forceinline__ uint64_t kth_of(const ce_params &p, finish_smem *s, const uint64_t *entry,
+                                                  const int32_t *count)
 {
-    uint32_t order[HELD][EACH], low = 0, high = ~0u; /* no entry's is that small or large */
-    top_range r = {0, 0, 0, false};
+    uint64_t low = 0, high = ~UINT64_C(0); /* no entry is that large */
 
-#pragma unroll
-    for (int j = 0; j < HELD; j++) {
-        const int part = threadIdx.x / 32 + j * WARPS, have = part < p.parts ? count[part] : 0;
-
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int at = i * 32 + threadIdx.x % 32;
-
-            order[j][i] = at < have ? (uint32_t)(entry[part * CE_TOP_LIST + at] >> 32) : 0;
-        }
-    }
-    for (; high - low > 1 && !r.found; r.turn ^= 1) {
-        const uint32_t middle = low + (high - low) / 2;
-        int mine = 0;
-
-#pragma unroll
-        for (int j = 0; j < HELD; j++)
-#pragma unroll
-            for (int i = 0; i < EACH; i++)
-                mine += order[j][i] >= middle;
-        const int above = sum_of(s, mine, r.turn);
+    for (int turn = 0; high - low > 1; turn ^= 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        const int above = rank_of(p, s, entry, count, middle, turn);
 
         if (above >= p.top_k)
             low = middle;
         else
             high = middle;
-        r.found = above == p.top_k;
+        if (above == p.top_k)
+            break;
     }
-    r.low = (uint64_t)low << 32;
-    r.high = (uint64_t)high << 32;
-    return r;
+    return low;
 }
 
-/* A block a listed row: the k best of all parts by bisection (as top_cut), in order. */
-static __global__ void __launch_bounds__(THREADS) top_finish(const ce_block b)
+/* By a block: a row's entries that are `from` or better and may be among its best to the list; all of them count. */
+static __device__ __forceinline__ void list_row(const ce_params &p, finish_smem *s, const uint64_t *entry,
+                                                const int32_t *count, uint64_t from)
+{
+    const float least = s->least;
+
+    for (int part = threadIdx.x / 32; part < p.parts; part += WARPS)
+        for (int i = threadIdx.x % 32; i < count[part]; i += 32) {
+            const uint64_t e = entry[part * CE_TOP_LIST + i];
+
+            if (e < from || !top_may(top_value(e), least))
+                continue;
+            const int to = atomicAdd(&s->listed, 1);
+
+            if (to < LISTED)
+                s->list[to] = e;
+        }
+    __syncthreads();
+}
+
+/* A block a listed row: the k best of all parts, in order. What the bins say leaves few entries, as a rule. */
+static __global__ void __launch_bounds__(THREADS) top_finish(const ce_top t)
 {
     ptx_grid_dependency_wait();
     __shared__ finish_smem s;
-    const ce_params &p = b.p;
-    const int64_t row = b.begin + blockIdx.x;
+    const ce_params &p = t.p;
+    const int64_t row = t.begin + blockIdx.x;
     const bool slice = p.offset != 0 || p.total != p.vocab;
 
-    if (row >= p.totals->rows)
+    if (row >= p.totals->rows || (t.if_redo && !p.totals->redo))
         return;
     const uint64_t *entry = p.top + (int64_t)blockIdx.x * p.parts * CE_TOP_LIST;
     const int32_t *count = p.top_count + row * p.parts;
     const int64_t token = p.list[row];
-    top_range r = {0, ~UINT64_C(0), 0, false}; /* no entry is that large */
 
     if (threadIdx.x < 32) {
         const ce_sum sum = ce_row_sum<32>(p, row);
@@ -183,43 +173,43 @@ static __global__ void __launch_bounds__(THREADS) top_finish(const ce_block b)
         if (threadIdx.x == 0) {
             s.log_sum = log(sum.sum);
             s.max = (double)sum.max;
-            s.rank[0] = s.rank[1] = s.found = 0;
+            s.rank[0] = s.rank[1] = s.listed = 0;
         }
+    } else if (threadIdx.x < 64) {
+        s.least = t.bins ? top_known_by_warp(p, row) : CUDART_NAN_F; /* all lanes write the same */
     }
     __syncthreads();
-    if (p.parts <= HELD * WARPS)
-        r = range_of_values(p, &s, entry, count);
-    for (; r.high - r.low > 1 && !r.found; r.turn ^= 1) {
-        const uint64_t middle = r.low + (r.high - r.low) / 2;
-        const int above = rank_of(p, &s, entry, count, middle, r.turn);
+    list_row(p, &s, entry, count, 0);
+    if (s.listed > LISTED) {
+        const uint64_t from = kth_of(p, &s, entry, count);
 
-        if (above >= p.top_k)
-            r.low = middle;
-        else
-            r.high = middle;
-        r.found = above == p.top_k;
+        if (threadIdx.x == 0)
+            s.listed = 0;
+        __syncthreads();
+        list_row(p, &s, entry, count, from);
     }
-    for (int part = threadIdx.x / 32; part < p.parts; part += WARPS)
-        for (int i = threadIdx.x % 32; i < count[part]; i += 32)
-            if (entry[part * CE_TOP_LIST + i] >= r.low) {
-                const int to = atomicAdd(&s.found, 1);
+    const int listed = s.listed;
 
-                if (to < MOST)
-                    s.best[to] = entry[part * CE_TOP_LIST + i];
-            }
-    __syncthreads();
-    if (threadIdx.x >= p.top_k || threadIdx.x >= s.found)
-        return;
-    const uint64_t own = s.best[threadIdx.x];
-    const double z = (double)top_value(own);
-    double value = slice ? z : -(s.log_sum + (s.max - z));
-    int at = 0;
+    if (listed < p.top_k && threadIdx.x == 0)
+        p.totals->redo = 1; /* any number of rows may write it */
+    if (t.bins && threadIdx.x < CE_TOP_BINS)
+        p.top_bins[row * CE_TOP_BINS + threadIdx.x] = 0; /* for the second pass, which begins with everything */
+    if (t.bins && threadIdx.x == 0)
+        p.top_least[row] = CUDART_NAN_F;
+    for (int i = threadIdx.x; i < listed; i += THREADS) {
+        const uint64_t own = s.list[i];
+        const double z = (double)top_value(own);
+        double value = slice ? z : -(s.log_sum + (s.max - z));
+        int at = 0;
 
-    for (int i = 0; i < p.top_k; i++)
-        at += s.best[i] > own;
-    value = !slice && value > 0 ? 0 : value;
-    p.top_id[token * p.top_id_stride + at] = p.offset + top_class(own);
-    p.top_logprob[token * p.top_stride + at] = __uint_as_float(num_canonical_f32((float)value));
+        for (int j = 0; j < listed && at < p.top_k; j++)
+            at += s.list[j] > own;
+        if (at >= p.top_k)
+            continue;
+        value = !slice && value > 0 ? 0 : value;
+        p.top_id[token * p.top_id_stride + at] = p.offset + top_class(own);
+        p.top_logprob[token * p.top_stride + at] = __uint_as_float(num_canonical_f32((float)value));
+    }
 }
 
 /* Tokens that are not listed, a warp each. */
@@ -262,16 +252,14 @@ ridge_status ce_top_block(const ridge_device *device, const char *name, ce_block
     return status;
 }
 
-ridge_status ce_top_finish(const ridge_device *device, const char *name, ce_params *p, int64_t begin, int64_t rows,
-                           void *stream)
+ridge_status ce_top_finish(const ridge_device *device, const char *name, ce_top *t, void *stream)
 {
-    ce_block b = {*p, NULL, 0, begin, rows, 0, 0};
     ridge_status status;
 
-    if (!p->top_k || rows == 0)
+    if (!t->p.top_k || t->rows == 0)
         return RIDGE_OK;
-    status = host_launch(device, name, functions[1], dim3((unsigned)rows), THREADS, &b, stream);
-    if (status || begin + rows < p->tokens)
+    status = host_launch(device, name, functions[1], dim3((unsigned)t->rows), THREADS, t, stream);
+    if (status || t->begin + t->rows < t->p.tokens)
         return status;
-    return host_launch(device, name, functions[2], dim3(blocks_of(p->tokens)), THREADS, p, stream);
+    return host_launch(device, name, functions[2], dim3(blocks_of(t->p.tokens)), THREADS, &t->p, stream);
 }

@@ -46,6 +46,52 @@ static __device__ __forceinline__ bool top_may(float z, float least)
     return !(z <= least);
 }
 
+/* Below every logit of a bin, and of those above it, whatever they were rounded to there. */
+static __device__ __forceinline__ float top_of_bin(int bin, float2 scale)
+{
+    return __fmaf_rd((float)bin - 0.5f, __frcp_rn(scale.y), scale.x);
+}
+
+/* What is known of a row: a number that k logits in its lists exceed, so that only larger ones may
+ * be among its best; NaN: nothing. The logits of bin b and above are at least b / y from x on, but for rounding. */
+static __device__ __forceinline__ float top_known(const ce_params &p, int64_t row)
+{
+    const uint4 *from = (const uint4 *)(p.top_bins + row * CE_TOP_BINS);
+    const float2 scale = p.top_scale[row];
+    int above = 0, bin = CE_TOP_BINS;
+
+#pragma unroll 2
+    for (int i = CE_TOP_BINS / 4 - 1; i >= 0; i--) {
+        const uint4 four = __ldcg(from + i);
+        const uint32_t count[4] = {four.x, four.y, four.z, four.w};
+
+#pragma unroll
+        for (int j = 3; j >= 0; j--) {
+            bin = above < p.top_k ? 4 * i + j : bin;
+            above += above < p.top_k ? (int)count[j] : 0;
+        }
+    }
+    return above < p.top_k ? CUDART_NAN_F : top_of_bin(bin, scale);
+}
+
+/* The same by a warp. */
+static __device__ __forceinline__ float top_known_by_warp(const ce_params &p, int64_t row)
+{
+    const int lane = threadIdx.x % 32;
+    const float2 scale = p.top_scale[row];
+    int above = (int)p.top_bins[row * CE_TOP_BINS + lane];
+
+    static_assert(CE_TOP_BINS == 32, "a bin a lane");
+    for (int step = 1; step < 32; step *= 2) {
+        const int more = __shfl_down_sync(~0u, above, step);
+
+        above += lane + step < 32 ? more : 0;
+    }
+    const uint32_t enough = __ballot_sync(~0u, above >= p.top_k);
+
+    return enough ? top_of_bin(31 - __clz((int)enough), scale) : CUDART_NAN_F;
+}
+
 /* What draw_may takes of the best entry so far: its score in base 2, less what rounding does to it and to z. Of no
  * entry it is NaN. */
 static __device__ __forceinline__ float draw_bound(uint64_t best)

@@ -257,9 +257,9 @@ ce_plan ce_plan_of(const ce_products *q, const ridge_device *device, const ridge
 {
     ce_plan usual = {}, larger;
 
-    if (problem->op == RIDGE_LINEAR_CE_EVAL) { /* of four splits of k */
+    if (problem->op == RIDGE_LINEAR_CE_EVAL) { /* u of the sample, with four splits of k */
         if (q->ordered && ce_wants_top(problem))
-            usual.area = 4 * 4 * CE_SAMPLE_CLASSES * ridge_min(problem->dim[0], CE_TOP_ROWS);
+            usual.area = 4 * 4 * CE_SAMPLE_CLASSES * ridge_min(ridge_round_up(problem->dim[0], 128), CE_TOP_ROWS);
         return usual;
     }
     if (problem->flags & RIDGE_CE_PHASE)
@@ -284,8 +284,14 @@ int64_t ce_plan_layout(const ce_products *q, ce_chunk *c, ce_area *space, const 
     char *at = ce_layout(&c->p, problem, q->parts(device, problem), workspace);
 
     if (problem->op == RIDGE_LINEAR_CE_EVAL) {
-        if (q->ordered && (ce_wants_top(problem) || ce_wants_sample(problem)))
+        if (q->ordered && (ce_wants_top(problem) || ce_wants_sample(problem) || ce_may_order_ids(problem)))
             space->chunk = take(&at, ridge_round_up(ridge_min(tokens, CE_TOP_ROWS), 128) * hidden * 2);
+        if (q->ordered && ce_may_order_ids(problem)) {
+            const int64_t ids = ridge_min(tokens, CE_TOP_ROWS) * CE_MOST_IDS; /* a problem does not know its number */
+
+            c->p.id_order = (int2 *)take(&at, ids * 8);
+            c->p.id_z = (float *)take(&at, ids * 4);
+        }
         if (plan->area)
             space->sample = take(&at, plan->area);
         return (int64_t)((uintptr_t)at - (uintptr_t)workspace);
