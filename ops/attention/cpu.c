@@ -1,6 +1,8 @@
 /* cpu.c: kv_append, attention_decode and both in one call on the CPU: the C reference of a piece, the threads, and the
  * kernel list. Leaves out: what all levels share (cpu_rows.h) and the vector code (cpu_simd.h). */
+#include "cpu/team.h"
 #include "cpu_rows.h"
+#include "src/util.h"
 
 /* -------------------------------------------------------------------------------------------------------- reference */
 
@@ -85,75 +87,96 @@ static void reference_piece(const attention_args *a, int64_t kv_head, int64_t pi
     }
 }
 
-const attention_level ridge_cpu_attention_c = {append_one_token, reference_piece, merge_pieces};
+const attention_level ridge_cpu_attention_c = {append_one_head, reference_piece, merge_pieces};
 
 /* ---------------------------------------------------------------------------------------------------------- threads */
 
-static void append_token_of(const append_args *a, const attention_level *level, int64_t t, float *angles)
-{
-    const int64_t pairs = a->n_rot / 2;
-    float *c = angles + t * a->n_rot, *s = c + pairs;
+/* What the threads of a call do: angles and heads to append, then queries against pieces, `rows` a unit, and merges. */
+typedef struct attention_work {
+    append_args append;
+    attention_args attend;
+    const attention_level *level;
+    float *angles; /* cosines and sines of every token */
+    int64_t heads; /* of a token to append */
+    int64_t rows;
+    bool attends;
+} attention_work;
 
-    for (int64_t i = 0; i < pairs; i++)
-        ridge_rope_angle(a->pos[t], a->freqs[i], a->mscale, 0, &c[i], &s[i]);
-    level->append(a, t, c, s);
+static void make_angle(const attention_work *w, int64_t i)
+{
+    const append_args *a = &w->append;
+    const int64_t pairs = a->n_rot / 2, t = i / pairs, pair = i % pairs;
+    float *c = w->angles + t * a->n_rot + pair;
+
+    ridge_rope_angle(a->pos[t], a->freqs[pair], a->mscale, 0, c, c + pairs);
 }
 
-static ridge_status append(append_args a, const attention_level *level, float *angles)
+static void append_unit(const attention_work *w, int64_t i)
 {
-    /* Through a pointer, so that no arithmetic moves across the change of mode. */
-    void (*volatile const one_token)(const append_args *, const attention_level *, int64_t, float *) = append_token_of;
+    const append_args *a = &w->append;
+    const float *c = w->angles + i / w->heads * a->n_rot;
 
-    if (a.heads + a.kv_heads == 0 || a.n == 0)
-        return RIDGE_OK;
-#pragma omp parallel if (a.tokens > 1 && a.tokens * (a.heads + 2 * a.kv_heads) * a.n >= 65536)
+    w->level->append(a, i / w->heads, i % w->heads, c, c + a->n_rot / 2);
+}
+
+static void attend_piece(const attention_work *w, int64_t i)
+{
+    const attention_args *a = &w->attend;
+    const int64_t all = a->tokens * a->group, blocks = ridge_ceil_div(all, w->rows), row = i % blocks * w->rows;
+
+    w->level->piece(a, i / blocks % a->kv_heads, i / blocks / a->kv_heads, row, (int)ridge_min(all - row, w->rows));
+}
+
+static void attend_merge(const attention_work *w, int64_t i)
+{
+    w->level->merge(&w->attend, i / w->attend.heads, i % w->attend.heads);
+}
+
+/* Microseconds of one thread, twice: a call of one token follows a product, whose threads still wait for work. 9 heads
+ * of 64 and 64 positions take 13 us. */
+static double attention_us(const attention_work *w, int64_t end)
+{
+    const append_args *a = &w->append;
+    const attention_args *t = &w->attend;
+
+    return (double)(a->tokens * w->heads * a->n) * 1e-2 + (double)(end * t->tokens * t->heads * t->n) * 4.4e-4;
+}
+
+/* Appends and attends in one region of threads. */
+static ridge_status run_work(attention_work w, int64_t end)
+{
+    /* Through pointers, so that no arithmetic moves across the change of mode. */
+    void (*volatile const angle)(const attention_work *, int64_t) = make_angle;
+    void (*volatile const head)(const attention_work *, int64_t) = append_unit;
+    void (*volatile const piece)(const attention_work *, int64_t) = attend_piece;
+    void (*volatile const merge)(const attention_work *, int64_t) = attend_merge;
+    const int64_t heads = w.append.tokens * w.heads, angles = heads ? w.append.tokens * (w.append.n_rot / 2) : 0;
+    const int64_t queries = w.attends ? w.attend.tokens * w.attend.heads : 0;
+    const int64_t each =
+        queries ? attention_pieces_of(end) * w.attend.kv_heads : 0; /* units, for so many rows at once */
+    ridge_team *const team = ridge_team_begin(attention_us(&w, end), ridge_max(heads, queries));
+    int64_t units;
+
+    if (each * ridge_ceil_div(w.attend.tokens * w.attend.group, w.rows) < team->threads)
+        w.rows = 1;
+    units = each * ridge_ceil_div(w.attend.tokens * w.attend.group, w.rows);
+#pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < a.tokens; t++)
-            one_token(&a, level, t, angles);
-        ridge_fp_end(mode);
-    }
-    return RIDGE_OK;
-}
-
-/* Unit i of the pieces, or of the queries and heads that are merged. */
-static void attend_piece(const attention_args *a, const attention_level *level, int64_t i)
-{
-    const int64_t all = a->tokens * a->group, blocks = ridge_ceil_div(all, RIDGE_ATTENTION_ROWS);
-    const int64_t row = i % blocks * RIDGE_ATTENTION_ROWS;
-
-    level->piece(a, i / blocks % a->kv_heads, i / blocks / a->kv_heads, row,
-                 (int)ridge_min(all - row, RIDGE_ATTENTION_ROWS));
-}
-
-static void attend_merge(const attention_args *a, const attention_level *level, int64_t i)
-{
-    level->merge(a, i / a->heads, i % a->heads);
-}
-
-static ridge_status attend(attention_args a, const attention_level *level)
-{
-    void (*volatile const one_piece)(const attention_args *, const attention_level *, int64_t) = attend_piece;
-    void (*volatile const one_merge)(const attention_args *, const attention_level *, int64_t) = attend_merge;
-    int64_t end = 0, units;
-
-    if (a.tokens == 0 || a.heads == 0 || a.n == 0)
-        return RIDGE_OK;
-    for (int64_t t = 0; t < a.tokens; t++)
-        end = a.pos[t] + INT64_C(1) > end ? a.pos[t] + INT64_C(1) : end;
-    end = ridge_min(end, a.positions);
-    units = attention_pieces_of(end) * a.kv_heads * ridge_ceil_div(a.tokens * a.group, RIDGE_ATTENTION_ROWS);
-#pragma omp parallel if (units > 1 && end * a.tokens * a.heads * a.n >= 1000000)
-    {
-        unsigned mode = ridge_fp_begin();
+        for (int64_t i = 0; i < angles; i++)
+            angle(&w, i);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < heads; i++)
+            head(&w, i);
 #pragma omp for schedule(static, 1)
         for (int64_t i = 0; i < units; i++)
-            one_piece(&a, level, i);
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < a.tokens * a.heads; i++)
-            one_merge(&a, level, i);
+            piece(&w, i);
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < queries; i++)
+            merge(&w, i);
         ridge_fp_end(mode);
+        ridge_team_end(team);
     }
     return RIDGE_OK;
 }
@@ -163,19 +186,25 @@ static ridge_status attend(attention_args a, const attention_level *level)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t bytes, void *stream)
 {
-    const attention_level *level = kernel->variant;
     const ridge_call *call = &bound->call;
-    attention_args attention;
-    ridge_status status;
+    attention_work w = {.level = kernel->variant, .angles = workspace, .rows = RIDGE_ATTENTION_ROWS};
+    int64_t end = 0;
 
     (void)device, (void)bytes, (void)stream;
     if (call->op == RIDGE_KV_APPEND)
-        return append(append_args_of(call), level, workspace);
-    if (call->op == RIDGE_ATTENTION_DECODE)
-        return attend(attention_args_of(call, workspace), level);
-    status = append(attention_halves(call, workspace, &attention), level,
-                    (float *)(void *)((char *)workspace + attention_workspace(&bound->problem)));
-    return status ? status : attend(attention, level);
+        w.append = append_args_of(call);
+    else if (call->op == RIDGE_ATTENTION_DECODE)
+        w.attend = attention_args_of(call, workspace);
+    else {
+        w.append = attention_halves(call, workspace, &w.attend);
+        w.angles = (float *)(void *)((char *)workspace + attention_workspace(&bound->problem));
+    }
+    w.heads = w.append.n ? w.append.heads + 2 * w.append.kv_heads : 0;
+    for (int64_t t = 0; t < w.attend.tokens; t++)
+        end = ridge_max(w.attend.pos[t] + INT64_C(1), end);
+    end = ridge_min(end, w.attend.positions);
+    w.attends = w.attend.tokens * w.attend.heads * w.attend.n > 0;
+    return run_work(w, end);
 }
 
 /* The pieces; sines and cosines of every token behind them. */

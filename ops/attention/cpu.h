@@ -6,8 +6,8 @@
 
 /* The work of one instruction set. */
 
-/* Heads of token t: bias, norm, RoPE, into out and the cache; c and s have n_rot/2 entries each. */
-typedef void append_token(const append_args *args, int64_t t, const float *c, const float *s);
+/* Head h of q, k and v of token t: bias, norm, RoPE, into out or the cache; c and s have n_rot/2 entries each. */
+typedef void append_head(const append_args *args, int64_t t, int64_t h, const float *c, const float *s);
 
 /* Up to ROWS queries of a KV head against one piece: their o, m and l into the workspace. Row r is token
  * r / group, head kv_head * group + r % group. */
@@ -18,7 +18,7 @@ typedef void attention_piece(const attention_args *args, int64_t kv_head, int64_
 typedef void attention_merge(const attention_args *args, int64_t t, int64_t head);
 
 typedef struct attention_level {
-    append_token *append;
+    append_head *append;
     attention_piece *piece;
     attention_merge *merge;
 } attention_level;

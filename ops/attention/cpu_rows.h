@@ -89,34 +89,29 @@ static inline void head_turn(const append_args *a, const float *c, const float *
         }
 }
 
-static inline void append_one_token(const append_args *a, int64_t t, const float *c, const float *s)
+static inline void append_one_head(const append_args *a, int64_t t, int64_t h, const float *c, const float *s)
 {
-    const int64_t pos = a->pos[t];
-    const bool inside = pos >= 0 && pos < a->positions;
+    const int64_t pos = a->pos[t], kv = h - a->heads, first = h * a->n;
+    const bool is_v = kv >= a->kv_heads;
+    const float *w = kv < 0 ? a->q_norm : is_v ? NULL : a->k_norm;
     float y[RIDGE_MAX_HEAD_DIM];
 
-    for (int64_t h = 0; h < a->heads + 2 * a->kv_heads; h++) {
-        const int64_t kv = h - a->heads, first = h * a->n;
-        const bool is_v = kv >= a->kv_heads;
-        const float *w = kv < 0 ? a->q_norm : is_v ? NULL : a->k_norm;
-
-        if (kv >= 0 && !inside)
-            break;
-        row_load(a->x_bf16, a->x + t * a->x_stride + first * (a->x_bf16 ? 2 : 4), a->n, y);
-        if (a->bias)
-            for (int64_t i = 0; i < a->n; i++)
-                y[i] += a->bias[first + i];
-        if (w)
-            head_norm(a, w, y);
-        if (!is_v)
-            head_turn(a, c, s, y);
-        if (kv < 0)
-            row_store(a->out_bf16, a->out + t * a->out_stride + first * (a->out_bf16 ? 2 : 4), a->n, y);
-        else
-            row_store_cache(
-                a->kv, (is_v ? a->v + (kv - a->kv_heads) * a->v_stride : a->k + kv * a->k_stride) + pos * a->kv_row,
-                a->n, y);
-    }
+    if (kv >= 0 && (pos < 0 || pos >= a->positions))
+        return;
+    row_load(a->x_bf16, a->x + t * a->x_stride + first * (a->x_bf16 ? 2 : 4), a->n, y);
+    if (a->bias)
+        for (int64_t i = 0; i < a->n; i++)
+            y[i] += a->bias[first + i];
+    if (w)
+        head_norm(a, w, y);
+    if (!is_v)
+        head_turn(a, c, s, y);
+    if (kv < 0)
+        row_store(a->out_bf16, a->out + t * a->out_stride + first * (a->out_bf16 ? 2 : 4), a->n, y);
+    else
+        row_store_cache(a->kv,
+                        (is_v ? a->v + (kv - a->kv_heads) * a->v_stride : a->k + kv * a->k_stride) + pos * a->kv_row,
+                        a->n, y);
 }
 
 /* Where the o of a piece begins; m and l follow it. */

@@ -326,4 +326,4 @@ static void one_piece(const attention_args *a, int64_t kv_head, int64_t piece, i
     }
 }
 
-const attention_level RIDGE_SIMD(ridge_cpu_attention) = {append_one_token, one_piece, merge_pieces};
+const attention_level RIDGE_SIMD(ridge_cpu_attention) = {append_one_head, one_piece, merge_pieces};

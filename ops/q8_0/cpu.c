@@ -345,9 +345,13 @@ static int64_t groups_of(int64_t cols)
     return ridge_ceil_div(cols / RIDGE_Q8_0_BLOCK, Q8_0_GROUP);
 }
 
-static int64_t units_of(const q8_0_weight *w)
+/* Rows of a unit of work, as many units for each thread: of one token the time is that of the thread with the most (576
+ * rows, 16 threads: 36 rows in 3 units of 12; units of 16 rows would leave twelve threads 32 rows and four 48). */
+static int64_t unit_of(const q8_0_args *a, int64_t rows, int threads)
 {
-    return ridge_ceil_div(w->rows, Q8_0_ROWS);
+    const int64_t each = ridge_ceil_div(rows, threads);
+
+    return a->tokens > 1 || rows == 0 ? Q8_0_ROWS : ridge_ceil_div(each, ridge_ceil_div(each, Q8_0_ROWS));
 }
 
 /* Prepares x: the groups [first, last) of the groups of all tokens. */
@@ -357,7 +361,7 @@ static void prepare(const q8_0_vectors *v, const q8_0_args *a, int64_t first, in
         v->prepare(a, i % a->tokens, i / a->tokens);
 }
 
-/* The work units are Q8_0_ROWS rows each: those of the first weight, then those of pair's second weight
+/* The work units are rows of the first weight, then those of pair's second weight
  * (gate_up_swiglu computes the same rows of both weights in one unit). A short x is prepared by the calling thread: a
  * barrier among threads that sleep takes about 30 microseconds. */
 static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
@@ -366,9 +370,10 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
     ridge_call call = bound->call;
     const q8_0_vectors *v = vectors[kernel->param[1]];
     q8_0_args a = args_of(&call);
-    const int64_t groups = groups_of(call.dim[1]), first = units_of(&a.weight[0]);
-    const int64_t units = first + (call.op == RIDGE_Q8_0_PAIR ? units_of(&a.weight[1]) : 0);
+    const int64_t groups = groups_of(call.dim[1]);
+    const int64_t rows = a.weight[0].rows, all = rows + (call.op == RIDGE_Q8_0_PAIR ? a.weight[1].rows : 0);
     const bool shared = a.tokens * call.dim[1] > 16384;
+    int64_t unit, first, units;
     char *rest = workspace;
     ridge_team *team;
     ridge_status status;
@@ -386,7 +391,10 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
         prepare(v, &a, 0, groups * a.tokens);
         ridge_fp_end(mode);
     }
-    team = ridge_team_begin((double)(units * Q8_0_ROWS * call.dim[1]) / 4096, units);
+    team = ridge_team_begin((double)(all * call.dim[1]) / 4096, all);
+    unit = unit_of(&a, all, team->threads);
+    first = ridge_ceil_div(rows, unit);
+    units = first + ridge_ceil_div(all - rows, unit);
 #pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();
@@ -398,14 +406,14 @@ static ridge_status launch_vectors(const ridge_device *device, const ridge_kerne
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < units; i++) {
             const int which = i >= first;
-            const int64_t row = (i - (which ? first : 0)) * Q8_0_ROWS;
+            const int64_t row = (i - (which ? first : 0)) * unit;
 
             for (int64_t first = 0; first < a.tokens; first += Q8_0_PANEL) {
                 q8_0_args panel = a;
 
                 panel.first = first;
                 panel.count = ridge_min(Q8_0_PANEL, a.tokens - first);
-                v->rows(&panel, which, row, (int)ridge_min(Q8_0_ROWS, a.weight[which].rows - row));
+                v->rows(&panel, which, row, (int)ridge_min(unit, a.weight[which].rows - row));
             }
         }
         ridge_fp_end(mode);
