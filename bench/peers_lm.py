@@ -88,7 +88,8 @@ def tokens_of(tool, path, text):
     return [int(t) for t in ridge(tool, "tokenize", path, text=text + b"\0").split()]
 
 
-def transformers_logits(path, windows):
+def transformers_model(path):
+    """The logits of a window in f32, or None."""
     try:
         import torch
         from transformers import AutoModelForCausalLM
@@ -97,19 +98,18 @@ def transformers_logits(path, windows):
     except ImportError as error:
         print("transformers left out:", error)
         return None
-    with torch.no_grad():
-        return [model(torch.tensor([w])).logits[0].double().numpy() for w in windows]
+
+    def logits(window):
+        with torch.no_grad():
+            return model(torch.tensor([window])).logits[0].double().numpy()
+    return logits
 
 
-def perplexity(logits, windows):
-    """e to the mean surprise of the second half of every window, as `ridge perplexity` and llama-perplexity count it."""
-    sum_, count = 0.0, 0
-    for rows, w in zip(logits, windows):
-        for i in range(WINDOW // 2, WINDOW - 1):
-            row = rows[i] - rows[i].max()
-            sum_ += np.log(np.exp(row).sum()) - row[w[i + 1]]
-            count += 1
-    return np.exp(sum_ / count), count
+def surprises(rows, window):
+    """Of the second half of a window, as `ridge perplexity` and llama-perplexity count it."""
+    rows = rows[WINDOW // 2:WINDOW - 1]
+    rows = rows - rows.max(-1, keepdims=True)
+    return np.log(np.exp(rows).sum(-1)) - rows[np.arange(len(rows)), window[WINDOW // 2 + 1:]]
 
 
 def texts(tool, path, llama):
@@ -148,33 +148,46 @@ def record(csv, model, rows):
 def main():
     tool, path, text = sys.argv[1:4]
     tokens = tokens_of(tool, path, pathlib.Path(text).read_bytes())
-    llama, logits, rows_of = Llama(path, 1), {}, []
+    llama, rows_of = Llama(path, 1), []
     each = WINDOW - len(llama.begin)
     count = min(len(tokens) // each, int(sys.argv[4]) if len(sys.argv) > 4 else 5)
-    windows = [llama.begin + tokens[i * each:(i + 1) * each] for i in range(count)]
-    logits["ridge"] = [np.frombuffer(ridge(tool, "logits", path, "cpu", 64, *w), np.float32).reshape(WINDOW, -1)
-                       .astype(np.float64) for w in windows]
-    logits["llama.cpp"] = []
-    for w in windows:
+
+    def of_ridge(window):
+        rows = ridge(tool, "logits", path, "cpu", 64, *window)
+        return np.frombuffer(rows, np.float32).reshape(WINDOW, -1).astype(np.float64)
+
+    def of_llama(window):
         llama.clear()
-        logits["llama.cpp"].append(llama.decode(w, every=True))
-    exact = transformers_logits(path, windows)
-    if exact:
-        logits["transformers"] = exact
-    for name, rows in logits.items():
-        value, scored = perplexity(rows, windows)
-        rms = same = ""
-        if exact:
-            rms = np.sqrt(np.mean([((a - b)**2).mean() for a, b in zip(rows, exact)]))
-            same = 100 * np.mean([(a.argmax(-1) == b.argmax(-1)).mean() for a, b in zip(rows, exact)])
-            spread = np.sqrt(np.mean([b.var(-1).mean() for b in exact]))
-        off = "" if not exact or rows is exact else (
-            f", logits off transformers' by {rms:.3f} rms ({rms / spread:.4f} of their spread), {same:.1f} % likeliest the same")
-        print(f"{name}: perplexity {value:.4f} over {scored} tokens{off}", flush=True)
-        rows_of.append((name, f"perplexity of {scored} tokens", value))
-        if off:
-            rows_of += [(name, "logits beside transformers in f32: rms over their spread", rms / spread),
-                        (name, "logits beside transformers in f32: likeliest the same (share)", same / 100)]
+        return llama.decode(window, every=True)
+
+    passes = {"ridge": of_ridge, "llama.cpp": of_llama, "transformers": transformers_model(path)}
+    passes = {name: f for name, f in passes.items() if f}
+    last = list(passes)[-1]  # what the others are held against
+    bits, off, same, spread = {n: [] for n in passes}, dict.fromkeys(passes, 0.0), dict.fromkeys(passes, 0.0), 0.0
+    for i in range(count):
+        window = llama.begin + tokens[i * each:(i + 1) * each]
+        logits = {name: f(window) for name, f in passes.items()}
+        spread += logits[last].var(-1).mean() / count
+        for name, rows in logits.items():
+            bits[name].append(surprises(rows, window))
+            off[name] += ((rows - logits[last])**2).mean() / count
+            same[name] += (rows.argmax(-1) == logits[last].argmax(-1)).mean() / count
+    bits = {name: np.concatenate(b) for name, b in bits.items()}
+    for name, b in bits.items():
+        print(f"{name}: perplexity {np.exp(b.mean()):.4f} over {len(b)} tokens", flush=True)
+        rows_of.append((name, f"perplexity of {len(b)} tokens", np.exp(b.mean())))
+        for other in list(bits)[:list(bits).index(name)]:
+            apart = bits[other] - b
+            error = 100 * apart.std() / len(b)**0.5
+            print(f"  {other}'s is {100 * (np.exp(apart.mean()) - 1):+.3f} % of it apart, standard error {error:.3f} %")
+            rows_of.append((other, f"perplexity over that of {name} at {len(b)} tokens", np.exp(apart.mean())))
+            rows_of.append((other, "standard error of that ratio", error / 100))
+        if name != last and last == "transformers":
+            rms = (off[name] / spread)**0.5
+            print(f"  logits off transformers' by {rms:.4f} of their spread (rms), likeliest the same "
+                  f"{100 * same[name]:.1f} %")
+            rows_of += [(name, "logits beside transformers in f32: rms over their spread", rms),
+                        (name, "logits beside transformers in f32: likeliest the same (share)", same[name])]
     if len(sys.argv) > 5:
         record(sys.argv[5], os.path.basename(path), rows_of)
     texts(tool, path, llama)
