@@ -285,6 +285,9 @@ static inline bool q8_0_scales_aligned(const q8_0_matmul_args *p, uintptr_t byte
  */
 enum { Q8_0_MAX_FUSED_X = 8192, Q8_0_MAX_FUSED_NORM = 2048 };
 
+/* Weights of so many bytes are small: their products wait for latencies only (matmul_one.cu). */
+static const double Q8_0_SMALL_BYTES = 2e6;
+
 /* Bytes of a row of a bound operand. */
 static inline int64_t q8_0_row_bytes(const ridge_operand *x)
 {

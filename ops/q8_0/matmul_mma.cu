@@ -25,29 +25,19 @@ enum { TEAM = 32 * RIDGE_Q8_0_PARTS, MAX_TEAMS = 2, MAX_THREADS = TEAM * MAX_TEA
  * the next one's weights are in its registers when this one ends. A larger x is copied and quantised by two. */
 enum { MAX_X_OF_A_TEAM = 2048 };
 
-/* Up to so many bytes of weights a round before the first pays: SmolLM2-135M's step 769 -> 681 us, Qwen3-0.6B's, with
- * 2.2 to 6.7 MB, 852 -> 946 (H200). */
-static const double MAX_WARM_BYTES = 2e6;
-
 /* What a kernel is compiled for. All but ANY: one token, one tile a team, all of a tile's weights in flight before the
- * primary grid has ended. WARM has a round before the first, for small weights. STEP has one k step and so few
- * registers that three CTAs, or these and the next kernel's, are on a multiprocessor (Qwen3-0.6B 651 -> 618 us a step,
- * H200). FEW has three k steps of 8 rows (634 -> 625, H100; two are as fast by ANY). */
-enum { ANY, WARM, STEP, FEW };
+ * primary grid has ended. STEP has one k step and so few registers that three CTAs, or these and the next kernel's, are
+ * on a multiprocessor (Qwen3-0.6B 651 -> 618 us a step, H200). FEW has three k steps of 8 rows (634 -> 625, H100; two
+ * are as fast by ANY). Smaller weights: matmul_one.cu. */
+enum { ANY, STEP, FEW };
 enum { STEP_CTAS = 3, FEW_CTAS = 2, FEW_STEPS = 3 };
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 /* in 128 registers sm_80 spills 16 bytes */
-#define WARM_CTAS 1
-#else
-#define WARM_CTAS 2
-#endif
 
 /* k steps that a warp has in flight. */
-#define IN_FLIGHT(subs, token_tiles, form)          \
-    ((form) == STEP                    ? 1          \
-     : (form) == FEW                   ? FEW_STEPS  \
-     : (form) == WARM                  ? 3 - (subs) \
-     : (subs) == 1 && token_tiles == 1 ? 4          \
-     : (subs) == 1                     ? 3          \
+#define IN_FLIGHT(subs, token_tiles, form)         \
+    ((form) == STEP                    ? 1         \
+     : (form) == FEW                   ? FEW_STEPS \
+     : (subs) == 1 && token_tiles == 1 ? 4         \
+     : (subs) == 1                     ? 3         \
                                        : 3 - (token_tiles))
 
 typedef struct q8_0_mma_args {
@@ -60,7 +50,6 @@ typedef struct q8_0_mma_args {
     uint32_t at_scales, at_sums, at_args;
     const void *x;
     int64_t x_stride; /* bytes */
-    const void *warm; /* what a round before the first takes for x: weights */
     q8_0_matmul_args p;
 } q8_0_mma_args;
 
@@ -173,36 +162,16 @@ static __device__ __forceinline__ void quantise_x(const q8_0_mma_args &a, char *
     }
 }
 
-/* The same of one token with a norm, by the first 256 threads. part: 256 floats. */
+/* The same of one token with a norm. Row and weights are requested together. */
 template <int HELD>
-static __device__ __forceinline__ void normalise_x(const q8_0_mma_args &a, char *memory, const char *from, float *part)
+static __device__ __forceinline__ void normalise_x(const q8_0_mma_args &a, char *memory, const char *from)
 {
-    const int n = (int)a.p.blocks * RIDGE_Q8_0_BLOCK, lane = threadIdx.x % 32;
-    const int first = (int)threadIdx.x - lane; /* of the warp's columns */
-    float v[HELD], w[HELD], factor, scale, r;
+    float w[HELD];
 
-    if (threadIdx.x < PARTS) {
-        q8_0_norm_load<HELD>((const char *)a.p.norm, n, false, w);
-        q8_0_norm_load<HELD>(from, n, a.x_dtype == RIDGE_BF16, v);
-        part[threadIdx.x] = q8_0_norm_partial<HELD>(v);
-    }
-    __syncthreads(); /* all partial sums are written before they are read */
-    if (threadIdx.x >= PARTS)
-        return;
-    factor = ridge_rms_factor(rows_tree(part), n, a.p.eps);
-#pragma unroll
-    for (int k = 0; k < HELD; k++)
-        v[k] = v[k] * factor * w[k];
-    scale = rows_scales<HELD>(v, &r);
-    if (lane < HELD && first + PARTS * lane < n)
-        ((float *)(memory + a.at_scales))[(first + PARTS * lane) / RIDGE_Q8_0_BLOCK] = scale;
-#pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        const int code = ridge_q8_0_x_code(v[k], __shfl_sync(~0u, r, k));
-
-        if (first + PARTS * k < n) /* whole warps */
-            memory[(int)threadIdx.x + PARTS * k] = (char)code;
-    }
+    if (threadIdx.x < PARTS)
+        q8_0_norm_load<HELD>((const char *)a.p.norm, (int)a.p.blocks * RIDGE_Q8_0_BLOCK, false, w);
+    q8_0_normalise<HELD>(from, a.x_dtype == RIDGE_BF16, (int)a.p.blocks, a.p.eps, w, (float *)(memory + a.at_sums),
+                         memory, (float *)(memory + a.at_scales));
 }
 
 /* All copies are in flight together: one after another, by registers, 8 tokens of 14336 columns took 7 us more. */
@@ -279,22 +248,15 @@ static __device__ __forceinline__ void load_hc1(const q8_0_mma_args &a, int tile
         q8_0_load_hc1(a.p, row, i / ROWS, s);
 }
 
-/* Makes the compiler compute v here, also where it is not stored. */
-static __device__ __forceinline__ float keep(float v)
-{
-    asm volatile("" : "+f"(v));
-    return v;
-}
-
-/* Writes the partial sums as [partition][token][row], then each thread adds an element and stores it, if `real`. */
+/* Writes the partial sums as [partition][token][row], then each thread adds an element and stores it. */
 template <int SUBS, int TOKEN_TILES>
 static __device__ __forceinline__ void store_tile(const q8_0_mma_args &a, const q8_0_matmul_args &p, float *sums,
                                                   int tile, int team, int rotation, const q8_0_hc1_inputs &hc1,
-                                                  bool real, float (*acc)[2 * TOKEN_TILES])
+                                                  float (*acc)[2 * TOKEN_TILES])
 {
     enum { ROWS = SUBS * SUB, PITCH = ROWS_PITCH(SUBS), PLANE = 8 * TOKEN_TILES * PITCH };
     static_assert(ROWS * 8 * TOKEN_TILES <= TEAM, "an element a thread");
-    static_assert(2 * SUMS_BYTES(SUBS, TOKEN_TILES) >= 4 * PARTS, "normalise_x has them first");
+    static_assert(2 * SUMS_BYTES(SUBS, TOKEN_TILES) >= 4 * PARTS, "the norm has them first");
     const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % RIDGE_Q8_0_PARTS;
 
 #pragma unroll
@@ -315,13 +277,11 @@ static __device__ __forceinline__ void store_tile(const q8_0_mma_args &a, const 
     row += r % SUB;
     if (i >= ROWS * p.tokens || row >= p.weight[which].rows || (a.gate_up && which))
         return;
-    float y = keep(q8_0_sum_parts<PLANE>(from));
+    float y = q8_0_sum_parts<PLANE>(from);
 
     if (a.gate_up)
-        y = keep(q8_0_swiglu(p.act, y, q8_0_sum_parts<PLANE>(from + SUB),
-                             p.token_scale && real ? p.token_scale[token] : 1.0f, p.swiglu));
-    if (!real)
-        return;
+        y = q8_0_swiglu(p.act, y, q8_0_sum_parts<PLANE>(from + SUB), p.token_scale ? p.token_scale[token] : 1.0f,
+                        p.swiglu);
     if (p.op != RIDGE_Q8_0_MATMUL_HC_EXPAND)
         q8_0_store(p, which, row, token, y);
     else if (p.n_hc == 1)
@@ -331,10 +291,9 @@ static __device__ __forceinline__ void store_tile(const q8_0_mma_args &a, const 
 }
 
 template <int SUBS, int TOKEN_TILES, int FORM>
-static __global__ void __launch_bounds__(FORM ? TEAM : MAX_THREADS, FORM == STEP   ? STEP_CTAS
-                                                                    : FORM == FEW  ? FEW_CTAS
-                                                                    : FORM == WARM ? WARM_CTAS
-                                                                                   : 1)
+static __global__ void __launch_bounds__(FORM ? TEAM : MAX_THREADS, FORM == STEP  ? STEP_CTAS
+                                                                    : FORM == FEW ? FEW_CTAS
+                                                                                  : 1)
     q8_0_mma(const __grid_constant__ q8_0_mma_args a)
 {
     enum { DEPTH = IN_FLIGHT(SUBS, TOKEN_TILES, FORM), HELD = FORM == STEP ? 1024 / PARTS : Q8_0_NORM_HELD };
@@ -364,61 +323,51 @@ static __global__ void __launch_bounds__(FORM ? TEAM : MAX_THREADS, FORM == STEP
      * they would come one after another. */
     for (int i = threadIdx.x; i < (int)(sizeof a.p / 4); i += blockDim.x)
         ((uint32_t *)(memory + a.at_args))[i] = ((const uint32_t *)&a.p)[i];
-        /* A round before the first takes weights for x, multiplies none and stores nothing: while the primary grid runs
-         * it brings the code into the multiprocessor's caches. It waits for no weights of the tile. */
-#pragma unroll 1
-    for (int real = FORM != WARM; real < 2; real++) {
-        const char *const x = (const char *)(real ? a.x : a.warm);
+    if (a.weights_const)
+        ptx_grid_dependency_wait();
+    load_hc1<SUBS>(a, begin, 0, &hc1);
+    if (a.x_dtype == RIDGE_I8)
+        copy_x(a, memory);
+    else if (a.p.norm)
+        normalise_x<HELD>(a, memory, (const char *)a.x);
+    else
+        quantise_x<FORM == STEP ? 1 : 2>(a, memory, (const char *)a.x);
+    /* scales of the two blocks that the last run lacks */
+    for (int i = threadIdx.x; a.short_part >= 0 && i < 2 * a.p.tokens; i += blockDim.x)
+        ((float *)(memory + a.at_scales))[i / 2 * a.scale_pitch + (int)a.p.blocks + i % 2] = 0.0f;
+    __syncthreads(); /* orders the writes of x and of the arguments before their reads */
+    for (int tile = begin; tile < a.tiles; tile += tile_step, count++) {
+        float acc[SUBS][2 * TOKEN_TILES] = {};
 
-        if (real && a.weights_const)
-            ptx_grid_dependency_wait();
-        if (real)
-            load_hc1<SUBS>(a, begin, 0, &hc1);
-        if (a.x_dtype == RIDGE_I8)
-            copy_x(a, memory);
-        else if (a.p.norm)
-            normalise_x<HELD>(a, memory, x, (float *)(memory + a.at_sums));
-        else
-            quantise_x<FORM == ANY || FORM == FEW ? 2 : 1>(a, memory, x);
-        /* scales of the two blocks that the last run lacks */
-        for (int i = threadIdx.x; a.short_part >= 0 && i < 2 * a.p.tokens; i += blockDim.x)
-            ((float *)(memory + a.at_scales))[i / 2 * a.scale_pitch + (int)a.p.blocks + i % 2] = 0.0f;
-        __syncthreads(); /* orders the writes of x and of the arguments before their reads */
-        for (int tile = begin; tile < a.tiles; tile += tile_step, count++) {
-            float acc[SUBS][2 * TOKEN_TILES] = {};
-
-            for (int k_step = 0; k_step < (real ? mine : 0); k_step++) {
+        for (int k_step = 0; k_step < mine; k_step++) {
 #pragma unroll
-                for (int d = 0; d < DEPTH; d++) /* a branch for each d, so that registers are indexed by constants */
-                    if (d == at) {
-                        mma_run<SUBS, TOKEN_TILES>(a, codes + k_step * (RUN * RIDGE_Q8_0_PARTS),
-                                                   scales + k_step * (4 * Q8_0_STEP), w[d], lane, acc);
-                        if (FORM == ANY)
-                            load_step<SUBS>(a, &c, w[d], part, lane, tile_step);
-                    }
-                at = !real || at + 1 == DEPTH ? 0 : at + 1;
-            }
-            store_tile<SUBS, TOKEN_TILES>(a, p, sums + (count & 1) * (SUMS_BYTES(SUBS, TOKEN_TILES) / 4), tile, team,
-                                          count, hc1, real, acc);
-            if (FORM != ANY)
-                break;
-            load_hc1<SUBS>(a, tile + tile_step, count + 1, &hc1);
+            for (int d = 0; d < DEPTH; d++) /* a branch for each d, so that registers are indexed by constants */
+                if (d == at) {
+                    mma_run<SUBS, TOKEN_TILES>(a, codes + k_step * (RUN * RIDGE_Q8_0_PARTS),
+                                               scales + k_step * (4 * Q8_0_STEP), w[d], lane, acc);
+                    if (FORM == ANY)
+                        load_step<SUBS>(a, &c, w[d], part, lane, tile_step);
+                }
+            at = at + 1 == DEPTH ? 0 : at + 1;
         }
-        if (!real)
-            __syncthreads(); /* x and sums are read before the next round writes them */
+        store_tile<SUBS, TOKEN_TILES>(a, p, sums + (count & 1) * (SUMS_BYTES(SUBS, TOKEN_TILES) / 4), tile, team, count,
+                                      hc1, acc);
+        if (FORM != ANY)
+            break;
+        load_hc1<SUBS>(a, tile + tile_step, count + 1, &hc1);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[9] = {
-    (const void *)q8_0_mma<1, 1, ANY>,  (const void *)q8_0_mma<1, 2, ANY>,  (const void *)q8_0_mma<2, 1, ANY>,
-    (const void *)q8_0_mma<2, 2, ANY>,  (const void *)q8_0_mma<1, 1, WARM>, (const void *)q8_0_mma<2, 1, WARM>,
-    (const void *)q8_0_mma<1, 1, STEP>, (const void *)q8_0_mma<2, 1, STEP>, (const void *)q8_0_mma<1, 1, FEW>};
+static const void *const functions[7] = {(const void *)q8_0_mma<1, 1, ANY>,  (const void *)q8_0_mma<1, 2, ANY>,
+                                         (const void *)q8_0_mma<2, 1, ANY>,  (const void *)q8_0_mma<2, 2, ANY>,
+                                         (const void *)q8_0_mma<1, 1, STEP>, (const void *)q8_0_mma<2, 1, STEP>,
+                                         (const void *)q8_0_mma<1, 1, FEW>};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_prepare(device, functions, 9, cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device),
+    return host_prepare(device, functions, 7, cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device),
                         "q8_0_matmul: loading kernels");
 }
 
@@ -449,9 +398,6 @@ static int form_of(const ridge_device *device, const ridge_problem *problem, int
 {
     if (!(problem->flags & RIDGE_WEIGHTS_CONST) || problem->dim[0] != 1 || !q8_0_fuses_x(problem))
         return ANY;
-    if (q8_0_bytes(problem) <= MAX_WARM_BYTES && tiles <= MAX_TEAMS * device->units && problem->dim[2] >= 4 &&
-        runs <= IN_FLIGHT(subs, 1, WARM) * RIDGE_Q8_0_PARTS && problem->dim[1] <= MAX_X_OF_A_TEAM)
-        return WARM;
     if (subs == 1 && has_few_steps(device, problem))
         return FEW;
     return runs <= RIDGE_Q8_0_PARTS && tiles <= STEP_CTAS * device->units ? STEP : ANY;
@@ -497,12 +443,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     }
     if (status)
         return status;
-    a.warm = a.p.weight[0].codes;
     bytes = lay_out(&a, call->dim[0], call->dim[1], subs, teams);
     return host_launch_shared(device, kernel->name,
-                              functions[form == FEW ? 8
-                                        : form      ? 2 + 2 * form + (subs == 2)
-                                                    : 2 * (subs == 2) + token_tiles - 1],
+                              functions[form == FEW    ? 6
+                                        : form == STEP ? 4 + (subs == 2)
+                                                       : 2 * (subs == 2) + token_tiles - 1],
                               dim3((unsigned)(a.tiles < most ? a.tiles : most)), TEAM * teams, (size_t)bytes, &a,
                               stream);
 }
@@ -537,7 +482,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 {
     const double rows = q8_0_bytes(problem) / ((double)problem->dim[1] * (34.0 / 32.0));
     const bool small = rows < 16.0 * device->units && (has_few_steps(device, problem) || !q8_0_follows(problem) ||
-                                                       q8_0_bytes(problem) <= MAX_WARM_BYTES);
+                                                       q8_0_bytes(problem) <= Q8_0_SMALL_BYTES);
 
     return (problem->flags & RIDGE_WEIGHTS_CONST ? 2.2 : 2.7) +
            45e-6 * (double)problem->dim[0] * (double)problem->dim[1] +

@@ -36,4 +36,37 @@ template <int HELD> static __device__ __forceinline__ float q8_0_norm_partial(co
     return sum;
 }
 
+/* The codes and scales of the row with its norm, into shared memory, by the first 256 threads of a CTA; all threads
+ * call it. w: this thread's weights of the norm, as q8_0_norm_load has them; part: 256 floats of shared memory. */
+template <int HELD>
+static __device__ __forceinline__ void q8_0_normalise(const char *row, bool bf16, int blocks, float eps, const float *w,
+                                                      float *part, char *codes, float *scales)
+{
+    const int n = blocks * RIDGE_Q8_0_BLOCK, lane = threadIdx.x % 32;
+    const int first = (int)threadIdx.x - lane; /* of the warp's columns */
+    float v[HELD], factor, scale, r;
+
+    if (threadIdx.x < PARTS) {
+        q8_0_norm_load<HELD>(row, n, bf16, v);
+        part[threadIdx.x] = q8_0_norm_partial<HELD>(v);
+    }
+    __syncthreads(); /* all partial sums are written before they are read */
+    if (threadIdx.x >= PARTS)
+        return;
+    factor = ridge_rms_factor(rows_tree(part), n, eps);
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        v[k] = v[k] * factor * w[k];
+    scale = rows_scales<HELD>(v, &r);
+    if (lane < HELD && first + PARTS * lane < n)
+        scales[(first + PARTS * lane) / RIDGE_Q8_0_BLOCK] = scale;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const int code = ridge_q8_0_x_code(v[k], __shfl_sync(~0u, r, k));
+
+        if (first + PARTS * k < n) /* whole warps */
+            codes[(int)threadIdx.x + PARTS * k] = (char)code;
+    }
+}
+
 #endif

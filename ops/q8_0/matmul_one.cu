@@ -1,0 +1,326 @@
+/* matmul_one.cu: the Q8_0 products of one token's floats with small weights, sm_80 up: of a step that writes text.
+ *
+ * Such a product's time is the latency of what follows the preceding kernel, and what its CTAs compute alike: x. So a
+ * CTA has 8 or 16 rows (of gate and of up), 8 if that leaves a CTA a multiprocessor. All of its weights are requested
+ * at once, if they are constant before the preceding kernel has ended, by cp.async to shared memory, which takes no
+ * registers: CTAs of three kernels are on a multiprocessor.
+ *
+ * Warp p of eight has partition p of the canonical order (src/math/q8_0.h): a run of 4 blocks, 128 bytes a row, of each
+ * k step of 1024 columns. Eight lanes bring a run of a row, 16 bytes each; chunk c of row r lies at c * ROWS + (r ^ c),
+ * so that neither the copies nor the reads meet in a bank. A lane then has one or two of the four blocks of a row,
+ * whose lanes exchange scales and dots; dots are by dp4a, two thirds of the instructions that mma.sync takes for one
+ * token. The last run of a row may have two blocks only. The partitions are added through shared memory. */
+#include "cuda/mma.cuh"
+
+#include "args.cuh"
+#include "norm.cuh"
+
+enum { THREADS = 32 * RIDGE_Q8_0_PARTS, RUN = 128, RUN_CHUNKS = RUN / 16 };
+enum { STEP_COLS = RUN * RIDGE_Q8_0_PARTS };
+enum { ROW_BYTES = RUN + 2 * RIDGE_Q8_0_RUN }; /* of a run in shared memory: codes and scales */
+
+static_assert(THREADS == PARTS, "a thread has a partial sum of the norm");
+
+typedef struct q8_0_one_args {
+    int runs, short_part; /* the partition whose last run has two blocks only, or -1 */
+    int tiles0;           /* of the first weight */
+    int x_bf16;
+    uint32_t at_scales, at_sums, at_args, at_weights;
+    const char *x;
+    q8_0_matmul_args p;
+} q8_0_one_args;
+
+/* ---------------------------------------------------------------------------------------------------------- weights */
+
+/* Requests the runs of this warp of ROWS rows; rows beyond the last one are the last one again. */
+template <int ROWS>
+static __device__ __forceinline__ void request_rows(const q8_0_weight &m, int first, int part, int mine, int short_part,
+                                                    uint32_t to, int pitch)
+{
+    const int lane = threadIdx.x % 32, c = lane % RUN_CHUNKS, last = (int)m.rows - 1;
+
+    for (int k_step = 0; k_step < mine; k_step++, to += pitch) {
+        const bool whole = part != short_part || k_step + 1 < mine;
+        const int wanted = whole || c < RUN_CHUNKS / 2 ? 16 : 0;
+        const int64_t column = (int64_t)k_step * STEP_COLS + part * RUN;
+        const uint8_t *scale = m.scales + min(first + lane % ROWS, last) * m.scale_stride + column / 16;
+
+#pragma unroll
+        for (int i = 0; i < ROWS; i += 4) {
+            const int r = i + lane / RUN_CHUNKS;
+
+            mma_copy16(to + (c * ROWS + (r ^ c)) * 16,
+                       m.codes + min(first + r, last) * m.stride + column + (wanted ? c * 16 : 0), wanted);
+        }
+        if (lane < ROWS) { /* words: where a run is short, scales are aligned to no more */
+            mma_copy4(to + ROWS * RUN + lane * 8, scale, 4);
+            mma_copy4(to + ROWS * RUN + lane * 8 + 4, scale + (whole ? 4 : 0), whole ? 4 : 0);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- x */
+
+static __device__ __forceinline__ void quantise_x(const q8_0_one_args &a, char *memory)
+{
+    const int units = (int)a.p.blocks * 4; /* of 8 columns */
+
+    for (int first = threadIdx.x; first < units; first += 2 * THREADS) {
+        float v[2][8], scale;
+
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            if (first + k * THREADS < units)
+                q8_0_load8(a.x, (first + k * THREADS) * 8, a.x_bf16, v[k]);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int u = first + k * THREADS;
+
+            if (u >= units) /* whole blocks */
+                break;
+            *(uint2 *)(memory + u * 8) = q8_0_quantise8(v[k], &scale);
+            if (u % 4 == 0)
+                ((float *)(memory + a.at_scales))[u / 4] = scale;
+        }
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------- products */
+
+static __device__ __forceinline__ int dot16(uint4 a, uint4 b, int sum)
+{
+    return __dp4a((int)a.w, (int)b.w,
+                  __dp4a((int)a.z, (int)b.z, __dp4a((int)a.y, (int)b.y, __dp4a((int)a.x, (int)b.x, sum))));
+}
+
+/* Adds the runs of this warp to the sum of the lane's row, lane % ROWS. */
+template <int ROWS>
+static __device__ __forceinline__ float multiply_rows(const char *weights, int pitch, const char *codes,
+                                                      const float *scales, int mine)
+{
+    enum { BLOCKS = RIDGE_Q8_0_RUN * ROWS / 32 }; /* of a lane */
+    const int row = threadIdx.x % ROWS, first = threadIdx.x % 32 / ROWS * BLOCKS;
+    float acc = 0.0f;
+
+#pragma unroll 1
+    for (int k_step = 0; k_step < mine; k_step++, weights += pitch, codes += STEP_COLS, scales += Q8_0_STEP) {
+        const uint2 halves = *(const uint2 *)(weights + ROWS * RUN + row * 8);
+        float s[BLOCKS], d[BLOCKS];
+
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+            const int block = first + b, c = 2 * block;
+            const uint32_t pair = block < 2 ? halves.x : halves.y;
+            const uint4 w0 = *(const uint4 *)(weights + (c * ROWS + (row ^ c)) * 16);
+            const uint4 w1 = *(const uint4 *)(weights + ((c + 1) * ROWS + (row ^ (c + 1))) * 16);
+            const uint4 x0 = *(const uint4 *)(codes + block * 32), x1 = *(const uint4 *)(codes + block * 32 + 16);
+
+            s[b] = __fmul_rn(ptx_f32_from_f16((uint16_t)(block % 2 ? pair >> 16 : pair)), scales[block]);
+            d[b] = __int2float_rn(dot16(w0, x0, 0) + dot16(w1, x1, 0));
+        }
+#pragma unroll
+        for (int block = 0; block < RIDGE_Q8_0_RUN; block++) {
+            const int b = block % BLOCKS, lane = block / BLOCKS * ROWS + row;
+
+            acc = __fmaf_rn(__shfl_sync(~0u, s[b], lane), __shfl_sync(~0u, d[b], lane), acc);
+        }
+    }
+    return acc;
+}
+
+/* --------------------------------------------------------------------------------------------------------- epilogue */
+
+/* A row's result, by the thread that has it: of gate and up, the sums of up follow those of gate. */
+template <int ROWS, int MATRICES>
+static __device__ __forceinline__ void store_row(const q8_0_matmul_args &p, int which, int64_t row, const float *from,
+                                                 const q8_0_hc1_inputs &hc1)
+{
+    const float y = q8_0_sum_parts<ROWS>(from);
+
+    if (row >= p.weight[which].rows)
+        return;
+    if (MATRICES == 2)
+        q8_0_epilogue_gate_up(p, row, 0, y, q8_0_sum_parts<ROWS>(from + RIDGE_Q8_0_PARTS * ROWS));
+    else if (p.op != RIDGE_Q8_0_MATMUL_HC_EXPAND)
+        q8_0_store(p, which, row, 0, y);
+    else if (p.n_hc == 1)
+        q8_0_epilogue_hc1(p, row, 0, y, hc1);
+    else
+        q8_0_epilogue_hc(p, row, 0, y, NULL);
+}
+
+/* HELD: columns of x that a thread holds where there is a norm, or 0. */
+template <int ROWS, int MATRICES, int HELD>
+static __global__ void __launch_bounds__(THREADS, 3) q8_0_one(const __grid_constant__ q8_0_one_args a)
+{
+    enum { PITCH = RIDGE_Q8_0_PARTS * ROWS * ROW_BYTES }; /* of a k step of a matrix */
+    extern __shared__ __align__(128) char memory[];
+    const int part = threadIdx.x / 32, mine = (a.runs - part + RIDGE_Q8_0_PARTS - 1) / RIDGE_Q8_0_PARTS;
+    const int which = MATRICES == 1 && (int)blockIdx.x >= a.tiles0;
+    const int first = ((int)blockIdx.x - (which ? a.tiles0 : 0)) * ROWS;
+    const q8_0_matmul_args &p = *(const q8_0_matmul_args *)(memory + a.at_args);
+    float *const sums = (float *)(memory + a.at_sums), *const scales = (float *)(memory + a.at_scales);
+    char *const weights = memory + a.at_weights + part * ROWS * ROW_BYTES;
+    float norm[HELD ? HELD : 1];
+    q8_0_hc1_inputs hc1;
+
+    ptx_launch_dependents();
+    if (!a.p.weights_const)
+        ptx_grid_dependency_wait();
+#pragma unroll
+    for (int m = 0; m < MATRICES; m++)
+        request_rows<ROWS>(a.p.weight[MATRICES == 2 ? m : which], first, part, mine, a.short_part,
+                           ptx_shared(weights) + m * PITCH, MATRICES * PITCH);
+    mma_copy_commit();
+    if constexpr (HELD > 0)
+        q8_0_norm_load<HELD>((const char *)a.p.norm, (int)a.p.blocks * RIDGE_Q8_0_BLOCK, false, norm);
+    /* The first read of a kernel parameter misses the constant cache: copied here, the misses overlap. */
+    for (int i = threadIdx.x; i < (int)(sizeof a.p / 4); i += THREADS)
+        ((uint32_t *)(memory + a.at_args))[i] = ((const uint32_t *)&a.p)[i];
+    if (a.short_part >= 0 && threadIdx.x < 2) /* scales of the two blocks that the last run lacks */
+        scales[a.p.blocks + threadIdx.x] = 0.0f;
+    if (a.p.weights_const)
+        ptx_grid_dependency_wait();
+    if (!HELD && a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND && a.p.n_hc == 1 && threadIdx.x < ROWS &&
+        first + (int)threadIdx.x < a.p.weight[0].rows)
+        q8_0_load_hc1(a.p, first + (int)threadIdx.x, 0, &hc1);
+    if constexpr (HELD > 0)
+        q8_0_normalise<HELD>(a.x, a.x_bf16, (int)a.p.blocks, a.p.eps, norm, sums, memory, scales);
+    else
+        quantise_x(a, memory);
+    mma_copy_wait_for<0>();
+    __syncthreads(); /* orders the writes of x, weights and arguments before their reads */
+#pragma unroll
+    for (int m = 0; m < MATRICES; m++) {
+        const float acc = multiply_rows<ROWS>(weights + m * PITCH, MATRICES * PITCH, memory + part * RUN,
+                                              scales + part * RIDGE_Q8_0_RUN, mine);
+
+        if (threadIdx.x % 32 < ROWS)
+            sums[(m * RIDGE_Q8_0_PARTS + part) * ROWS + threadIdx.x % 32] = acc;
+    }
+    __syncthreads(); /* the partitions are written before they are added */
+    if (threadIdx.x < ROWS)
+        store_row<ROWS, MATRICES>(p, which, first + (int)threadIdx.x, sums + threadIdx.x, hc1);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ host */
+
+#define FORMS(rows, matrices)                                                                            \
+    {                                                                                                    \
+        (const void *)q8_0_one<rows, matrices, 0>, (const void *)q8_0_one<rows, matrices, 1024 / PARTS>, \
+            (const void *)q8_0_one<rows, matrices, Q8_0_NORM_HELD>                                       \
+    }
+
+/* By rows 8 and 16; one matrix, or gate and up; no norm, one of up to 1024 columns, of more. */
+static const void *const functions[2][2][3] = {{FORMS(8, 1), FORMS(8, 2)}, {FORMS(16, 1), FORMS(16, 2)}};
+enum { FUNCTIONS = 12 };
+
+/* All of an SM's shared memory, also for kv_append_attention of heads of 64: SMs whose kernels want another share of it
+ * for L1 empty first (SmolLM2-135M 404 -> 395 us a step, H200). */
+static ridge_status prepare(const ridge_device *device)
+{
+    const char *const what = "q8_0_matmul: loading kernels";
+    const ridge_status status =
+        host_prepare(device, &functions[0][0][0], FUNCTIONS, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                     host_max_shared(device), what);
+
+    return status ? status
+                  : host_prepare(device, &functions[0][0][0], FUNCTIONS, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared, what);
+}
+
+/* The layout of a CTA's shared memory, and how many rows it has: 8 if that leaves each multiprocessor one CTA. */
+typedef struct one_layout {
+    int form; /* rows 8 << form */
+    int64_t tiles[2], bytes;
+    uint32_t at_scales, at_sums, at_args, at_weights;
+} one_layout;
+
+static one_layout lay_out(const ridge_device *device, const ridge_problem *problem)
+{
+    const int64_t cols = problem->dim[1], rows0 = problem->dim[2];
+    const int64_t rows1 = problem->op == RIDGE_Q8_0_PAIR ? problem->dim[3] : 0;
+    const int64_t matrices = problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU ? 2 : 1;
+    one_layout l = {};
+
+    l.form = ridge_ceil_div(rows0, 8) + ridge_ceil_div(rows1, 8) > device->units;
+    l.tiles[0] = ridge_ceil_div(rows0, INT64_C(8) << l.form);
+    l.tiles[1] = ridge_ceil_div(rows1, INT64_C(8) << l.form);
+    l.at_scales = (uint32_t)ridge_round_up(cols, 128);
+    l.at_sums = l.at_scales + (uint32_t)ridge_round_up(cols / RIDGE_Q8_0_BLOCK * 4 + 8, 128);
+    l.at_args = l.at_sums + (uint32_t)ridge_max(PARTS * 4, matrices * RIDGE_Q8_0_PARTS * (32 << l.form));
+    l.at_weights = (uint32_t)ridge_round_up(l.at_args + (int64_t)sizeof(q8_0_matmul_args), 128);
+    l.bytes = l.at_weights +
+              ridge_ceil_div(cols, STEP_COLS) * matrices * RIDGE_Q8_0_PARTS * ROW_BYTES * (INT64_C(8) << l.form);
+    return l;
+}
+
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
+                           void *workspace, size_t size, void *stream)
+{
+    const ridge_call *call = &bound->call;
+    const one_layout l = lay_out(device, &bound->problem);
+    q8_0_one_args a = {};
+    int norm;
+
+    a.p = q8_0_collect(call);
+    norm = a.p.norm ? 1 + (call->dim[1] > 1024) : 0;
+    if (!q8_0_scales_aligned(&a.p, 4))
+        return q8_0_launch_dp4a(device, kernel, bound, workspace, size, stream);
+    if (l.tiles[0] + l.tiles[1] == 0)
+        return RIDGE_OK;
+    a.runs = (int)ridge_ceil_div(a.p.blocks, RIDGE_Q8_0_RUN);
+    a.short_part = a.p.blocks % RIDGE_Q8_0_RUN ? (a.runs - 1) % RIDGE_Q8_0_PARTS : -1;
+    a.tiles0 = (int)l.tiles[0];
+    a.x = (const char *)call->arg[0].data;
+    a.x_bf16 = call->arg[0].dtype == RIDGE_BF16;
+    a.at_scales = l.at_scales;
+    a.at_sums = l.at_sums;
+    a.at_args = l.at_args;
+    a.at_weights = l.at_weights;
+    return host_launch_shared(device, kernel->name, functions[l.form][call->op == RIDGE_Q8_0_GATE_UP_SWIGLU][norm],
+                              dim3((unsigned)(l.tiles[0] + l.tiles[1])), THREADS, (size_t)l.bytes, &a, stream);
+}
+
+static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    const int64_t cols = problem->dim[1];
+    one_layout l;
+
+    if (problem->dim[0] != 1 || cols == 0)
+        return "not one token, or nothing to multiply";
+    if (!q8_0_fuses_x(problem) || problem->dtype[2] == RIDGE_U8)
+        return "needs weights in planes, and x as floats that each CTA may quantise";
+    if (cols % 64)
+        return "needs cols that are a multiple of 64";
+    if (problem->align < 4)
+        return "needs rows that begin at multiples of 16 bytes";
+    if (q8_0_bytes(problem) > Q8_0_SMALL_BYTES)
+        return "more than 2 MB of weights";
+    l = lay_out(device, problem);
+    if (ridge_ceil_div(l.tiles[0] + l.tiles[1], device->units) * (l.bytes + 1024) > host_max_shared(device))
+        return "the weights do not fit in shared memory";
+    return NULL;
+}
+
+/* Microseconds: less than of the other rows where weights are constant. Else it was not timed, and those are taken. */
+static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    return (problem->flags & RIDGE_WEIGHTS_CONST ? 1.5 : 20) + 45e-6 * (double)problem->dim[1] +
+           q8_0_bytes(problem) * 1.1e-3 / device->copy_gbps;
+}
+
+#define ROW(op_name, op_id)                                                                                  \
+    {                                                                                                        \
+        "cuda." op_name ".one", op_id, RIDGE_ARCH_SM80, RIDGE_ARCH_CUDA_LAST, Q8_0_CONTRACT, 0, {}, why_not, \
+            q8_0_workspace, cost, launch                                                                     \
+    }
+
+static const ridge_kernel rows[] = {
+    ROW("q8_0_matmul", RIDGE_Q8_0_MATMUL),
+    ROW("q8_0_pair", RIDGE_Q8_0_PAIR),
+    ROW("q8_0_gate_up_swiglu", RIDGE_Q8_0_GATE_UP_SWIGLU),
+    ROW("q8_0_matmul_hc_expand", RIDGE_Q8_0_MATMUL_HC_EXPAND),
+};
+
+extern "C" const ridge_kernel_list ridge_cuda_q8_0_one = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
