@@ -57,8 +57,6 @@ typedef struct gemm_args {
     int scale_step;      /* of the scales of B, from a group to the next: rows of their table, or scales */
     int masked;          /* rows of a group of A and D of which the first offsets[group] count; 0: groups follow each
                             other */
-    int lone_col;        /* GROUPED_M: where the last column of tiles begins if it has no neighbour, else n: then a
-                            cluster's tiles there lie one below the other, and tiles_n does not count it */
     uint32_t by_bundle, by_rows[BUNDLE_M + 1]; /* scheduler_reciprocal of a bundle's tiles, and of 1 .. BUNDLE_M */
 } gemm_args;
 
@@ -82,10 +80,9 @@ typedef struct gemm_group {
 } gemm_group;
 
 /* T::GROUPED: the first offsets (masked: the counts, from [1] on), and their groups' rows of cluster tiles, -1 for a
- * bad group; where the cluster's first work unit is, as a walk has it. */
+ * bad group. */
 typedef struct gemm_table {
     int offset[GROUPED_TABLE + 1], tiles_m[GROUPED_TABLE];
-    int group, first;
 } gemm_table;
 
 /* T::GROUPED: how far a thread has gone through the groups; `first`: the number of the first cluster tile of `group`.

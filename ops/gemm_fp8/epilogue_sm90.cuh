@@ -238,7 +238,7 @@ template <class T, int MODE> static __device__ void gemm_copy_d(const gemm_args 
     enum { ROWS = 64 * T::SLICES, ACROSS = T::BLOCK_N / 32, PANELS = T::SLICES * ACROSS };
     const uint64_t policy = ptx_policy_evict_first();
     uint32_t phase = 0;
-    gemm_walk walk = gemm_walk_from_first<T>(s->table);
+    gemm_walk walk = {s->table};
     gemm_group group = {};
 
     ptx_grid_dependency_wait();

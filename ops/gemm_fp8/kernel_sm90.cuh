@@ -47,20 +47,18 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
     const uint32_t to_b = ptx_shared(T::SMALL_M ? s->a[0] + p.stages * p.block_m * BK : s->b[0]) + cols * BK;
     gemm_unit unit = s->unit[0], next = {};
     gemm_group group = s->group[0], next_group = {};
-    gemm_walk walk = gemm_walk_from_first<T>(s->table);
+    gemm_walk walk = {s->table};
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
 
     ptx_grid_dependency_wait();
     for (int number = 1; unit.end; number++) {
         const int row = unit.row, col = unit.col, b_row = T::GROUPED ? group.b_row + col : col;
-        const bool lone = T::GROUPED == GROUPED_M && T::CLUSTER_N > 1 && col >= p.lone_col;
-        const int units = max(1, min((group.last - row + UNIT - 1) / UNIT, T::BLOCK_M / UNIT));
+        const int units = min((group.last - row + UNIT - 1) / UNIT, T::BLOCK_M / UNIT);
         const bool part = T::GROUPED == GROUPED_M && units < T::BLOCK_M / UNIT;
         const int a_rows = part ? units * UNIT / T::CLUSTER_N : all_rows, rows = rank_n * a_rows;
         const uint32_t bytes = a_rows * T::CLUSTER_N * BK + T::BLOCK_N * BK + scale_bytes;
         const uint32_t to_a = ptx_shared(s->a[0]) + rows * BK;
         const CUtensorMap *map_a = part ? &p.a_part[units - 1] : &p.a;
-        const int look = gemm_block_of_next<T>(unit);
 
         for (int kb = unit.begin; kb < unit.end; kb++) {
             const uint32_t stage = ring.at.stage, full = ptx_shared(&s->full[0]) + stage * 8;
@@ -69,9 +67,6 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
             pipeline_acquire(ptx_shared(&s->empty[0]), ring.at);
             if (T::CLUSTER_N == 1)
                 ptx_tma_load_2d(a, map_a, kb * BK, row, full);
-            else if (lone) /* the cluster's other tile has other rows: this CTA loads all of its own */
-                for (int i = 0; i < T::CLUSTER_N; i++)
-                    ptx_tma_load_2d(a + (i * a_rows - rows) * BK, map_a, kb * BK, row + i * a_rows, full);
             else
                 ptx_tma_load_2d_multicast(a, map_a, kb * BK, row + rows, full, same_row);
             if (T::CLUSTER_M == 1)
@@ -84,7 +79,7 @@ template <class T, int MODE> static __device__ void gemm_produce(const gemm_args
                                 gemm_flat_scales<T, MODE>() ? 0 : kb, full);
             if (MODE == SCALE_1D1D && p.scale_tma)
                 ptx_tma_load_2d(ptx_shared(s->scale_b[0]) + stage * (T::BLOCK_N * 4), &p.map_scale_b, col, kb, full);
-            if (kb == look) { /* it takes long: now, while loads are in flight */
+            if (kb == unit.begin) { /* its divisions take long: now, while the first loads are in flight */
                 next = gemm_unit_of<T>(p, number, &walk, &next_group);
                 if (T::GROUPED)
                     s->group[number % UNITS] = next_group;
@@ -267,21 +262,13 @@ static __device__ __forceinline__ void gemm_init(const gemm_args &p, gemm_memory
     ptx_mbarrier_fence_init();
 }
 
-/* By the same thread, T::GROUPED: by its warp: the first work unit. */
+/* By the same thread: the first work unit. */
 template <class T, int MODE>
 static __device__ __forceinline__ void gemm_first_unit(const gemm_args &p, gemm_memory<T, MODE> *s)
 {
-    gemm_walk walk = {};
+    gemm_walk walk = {s->table};
 
-    if (T::GROUPED)
-        walk = gemm_find_first<T>(p, s->table);
-    if (threadIdx.x)
-        return;
     s->unit[0] = gemm_unit_of<T>(p, 0, &walk, &s->group[0]);
-    if (T::GROUPED) {
-        s->table->group = walk.group;
-        s->table->first = walk.first;
-    }
 }
 
 /* GROUPED_M, one thread, before the groups are known: B of the first stages, to L2, of the tile that this CTA begins
@@ -290,8 +277,8 @@ static __device__ __forceinline__ void gemm_first_unit(const gemm_args &p, gemm_
 template <class T> static __device__ __forceinline__ void gemm_prefetch_first(const gemm_args &p, int rank)
 {
     const int tiles_m = p.masked ? 1 : max(1, (p.m / p.groups + T::BLOCK_M - 1) / T::BLOCK_M);
-    const int tiles = tiles_m * max(p.tiles_n, 1), cluster = (int)blockIdx.x / T::CLUSTER_N, group = cluster / tiles;
-    const int tile_n = cluster % tiles / min(tiles_m, (int)BUNDLE_M);
+    const int cluster = (int)blockIdx.x / T::CLUSTER_N, group = cluster / (tiles_m * p.tiles_n);
+    const int tile_n = cluster % (tiles_m * p.tiles_n) / min(tiles_m, (int)BUNDLE_M);
 
     for (int kb = 0; group < p.groups && kb < min(p.k_blocks, (int)T::MAX_STAGES); kb++)
         ptx_tma_prefetch_2d(&p.b, kb * BK, group * p.n + (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N);
@@ -328,7 +315,7 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
         gemm_load_groups<T>(p, s->table);
         __syncthreads(); /* orders the groups before the first work unit */
     }
-    if (threadIdx.x < (T::GROUPED ? 32 : 1))
+    if (threadIdx.x == 0)
         gemm_first_unit<T, MODE>(p, s);
     __syncwarp();
     ptx_cluster_wait();      /* orders the initialisation of all CTAs' mbarriers before their first use */

@@ -19,23 +19,9 @@ static int64_t clusters_of(const ridge_device *device, const gemm_shape *t)
     return device->units / t->cluster_n;
 }
 
-/* Cluster tiles across. Groups of rows: where the last column of tiles has no neighbour, without it. */
 static int64_t tiles_n_of(const gemm_variant *v, int64_t n)
 {
-    const int64_t columns = ridge_ceil_div(n, v->shape.block_n), cluster = v->shape.cluster_n;
-
-    return v->shape.grouped == GROUPED_M ? columns / cluster : ridge_ceil_div(columns, cluster);
-}
-
-static bool has_lone(const gemm_variant *v, int64_t n)
-{
-    return v->shape.grouped == GROUPED_M && ridge_ceil_div(n, v->shape.block_n) % v->shape.cluster_n;
-}
-
-/* Cluster tiles of a group with `tiles_m` rows of tiles. */
-static double tiles_of(const gemm_variant *v, double tiles_m, int64_t n)
-{
-    return tiles_m * (double)tiles_n_of(v, n) + has_lone(v, n) * ceil(tiles_m / v->shape.cluster_n);
+    return ridge_ceil_div(n, v->shape.cluster_n * v->shape.block_n);
 }
 
 /* The most cluster tiles that groups of any sizes can have. */
@@ -43,8 +29,7 @@ static double most_tiles(const gemm_variant *v, uint32_t flags, const int64_t *d
 {
     const double rows = (double)ridge_ceil_div(dim[0], v->block_m), groups = (double)dim[3];
 
-    return ((double)tiles_n_of(v, dim[1]) + has_lone(v, dim[1])) *
-           ((flags & RIDGE_GROUPED) == RIDGE_GROUPED_M ? rows + groups : rows * groups);
+    return (double)tiles_n_of(v, dim[1]) * ((flags & RIDGE_GROUPED) == RIDGE_GROUPED_M ? rows + groups : rows * groups);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- launch */
@@ -112,7 +97,6 @@ static gemm_args make_args(const ridge_bound *bound, const gemm_variant *v)
     p.wide = arg[RIDGE_GEMM_FP8_GROUPED_OFFSETS].dtype == RIDGE_I64;
     p.groups = (int)call->dim[3];
     p.masked = mode == RIDGE_GROUPED_MASKED ? (int)call->dim[0] : 0;
-    p.lone_col = has_lone(v, p.n) ? p.tiles_n * v->shape.cluster_n * v->shape.block_n : p.n;
     p.by_bundle = scheduler_reciprocal(BUNDLE_M * p.tiles_n);
     for (int rows = 1; rows <= BUNDLE_M; rows++)
         p.by_rows[rows] = scheduler_reciprocal(rows);
@@ -228,7 +212,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     /* groups of 64 rows in the mean: of rows that follow each other some have more */
     const double slices = rows > 64 ? ceil(rows / 64) : mode == RIDGE_GROUPED_M ? 2 : 1;
     const double tiles_m = ceil(slices / t->warpgroups);
-    const double tiles = groups * tiles_of(v, tiles_m, problem->dim[1]);
+    const double tiles = groups * tiles_m * (double)tiles_n_of(v, problem->dim[1]);
     const double rate =
         (mode_of(problem->flags) == SCALE_1D1D ? t->rate_1d1d : t->rate) * 1e6 / 132 * host_sm_share(device);
     const double full = 2 * BK * (double)v->block_m * t->block_n / rate, least = t->block_us * 1.98 / device->clock_ghz;

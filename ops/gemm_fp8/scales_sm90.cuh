@@ -18,7 +18,7 @@ template <class T, int MODE> static __device__ void gemm_produce_scales(const ge
     const int lane = threadIdx.x % 32;
     gemm_ring ring = {PIPELINE_PRODUCER, gemm_stages<T>(p)};
     gemm_unit unit;
-    gemm_walk walk = gemm_walk_from_first<T>(s->table);
+    gemm_walk walk = {s->table};
     gemm_group group;
 
     ptx_grid_dependency_wait();
@@ -82,8 +82,6 @@ template <class T> static __device__ void gemm_produce_scales_b(const gemm_args 
         for (int kb = unit.begin; kb < unit.end; kb += CHUNK) {
             const float scales = next;
             const int count = min((int)CHUNK, unit.end - kb);
-            /* when to read the next scales */
-            const int ahead = T::GROUPED && kb + CHUNK >= unit.end ? max(gemm_block_of_next<T>(unit) - kb, 0) : 0;
 
             if (SYNCS && kb == 0)
                 gemm_sync_clusters<T>(p, number - 1);
@@ -100,9 +98,9 @@ template <class T> static __device__ void gemm_produce_scales_b(const gemm_args 
                         s->scale_b[ring.at.stage][TWO] = last;
                     ptx_mbarrier_arrive(full);
                 }
-                if (i == ahead && kb + CHUNK < unit.end) {
+                if (i == 0 && kb + CHUNK < unit.end) {
                     next = gemm_read_scales_b<T::BLOCK_N>(p, first, unit.col, kb + CHUNK);
-                } else if (i == ahead) {
+                } else if (i == 0) {
                     ptx_mbarrier_wait(
                         full, ring.at.phase ^ 1); /* orders the next unit, which the producer wrote, before this read */
                     after = s->unit[number % UNITS];

@@ -69,58 +69,6 @@ template <class T> static __device__ __forceinline__ void gemm_load_groups(const
     }
 }
 
-/* T::GROUPED: the cluster tiles of a group with `tiles_m` rows of tiles, -1: a bad one. */
-template <class T> static __device__ __forceinline__ int gemm_group_tiles(const gemm_args &p, int tiles_m)
-{
-    const int lone = T::GROUPED == GROUPED_M && p.lone_col < p.n ? (tiles_m + T::CLUSTER_N - 1) / T::CLUSTER_N : 0;
-
-    return tiles_m < 0 ? 0 : tiles_m * p.tiles_n + lone;
-}
-
-/* T::GROUPED, one warp: the group of the cluster's first tile, 32 groups of the table at a time: one thread takes 60
- * clocks a group. */
-template <class T> static __device__ __forceinline__ gemm_walk gemm_find_first(const gemm_args &p, gemm_table *table)
-{
-    const int index = (int)blockIdx.x / T::CLUSTER_N, lane = (int)threadIdx.x % 32;
-    const int kept = min(p.groups, (int)GROUPED_TABLE);
-    gemm_walk walk = {table};
-
-    for (; walk.group < kept; walk.group += 32) {
-        const int tiles_m = walk.group + lane < kept ? table->tiles_m[walk.group + lane] : 0;
-        const int tiles = gemm_group_tiles<T>(p, tiles_m);
-        int end = walk.first + tiles; /* the number of the first tile after this lane's group */
-        unsigned found;
-
-        for (int step = 1; step < 32; step *= 2) {
-            const int before = __shfl_up_sync(~0u, end - walk.first, step);
-
-            end += lane >= step ? before : 0;
-        }
-        found = __ballot_sync(~0u, tiles_m < 0 || index < end);
-        if (found) {
-            walk.first = __shfl_sync(~0u, end - tiles, __ffs((int)found) - 1);
-            walk.group += __ffs((int)found) - 1;
-            return walk;
-        }
-        walk.first = __shfl_sync(~0u, end, 31);
-    }
-    walk.group = kept;
-    return walk;
-}
-
-/* A walk that begins at the cluster's first work unit. */
-template <class T> static __device__ __forceinline__ gemm_walk gemm_walk_from_first(const gemm_table *table)
-{
-    return T::GROUPED ? gemm_walk{table, table->group, table->first} : gemm_walk{};
-}
-
-/* While it loads this block of k of a work unit, the producer looks for the next unit. T::GROUPED: when all stages are
- * full or on their way, for it goes through groups; the scale warp reads it after that block. */
-template <class T> static __device__ __forceinline__ int gemm_block_of_next(const gemm_unit &unit)
-{
-    return T::GROUPED ? min(unit.begin + (int)T::MAX_STAGES, unit.end) - 1 : unit.begin;
-}
-
 /* GROUPED_M: where a tile's rows begin, of a group of `slices` times 64 rows, the last perhaps fewer. Its tiles have as
  * many slices each as there are warpgroups, and the last ones, where these do not come out even, one less: 32 groups of
  * 256 rows, 4096 x 7168, take 486 us as tiles of 128 rows and 541 us as 192 and 64, for four stages are few for so few
@@ -140,21 +88,21 @@ static __device__ gemm_unit gemm_grouped_unit_at(const gemm_args &p, int number,
 {
     const int clusters = (int)gridDim.x / T::CLUSTER_N, rank = (int)ptx_cluster_rank();
     const int index = (int)blockIdx.x / T::CLUSTER_N + number * clusters;
-    int from = 0, to = 0, tiles_m = 0, tile_m, tile_n, lone;
+    int from = 0, to = 0, tiles_m = 0, tile_m, tile_n;
 
     static_assert(!T::GROUPED || T::CLUSTER_M == 1, "a cluster's tiles have the rows of one group");
     for (; walk->group < p.groups; walk->group++) {
         const bool kept = walk->group < GROUPED_TABLE;
 
         tiles_m = kept ? walk->table->tiles_m[walk->group] : gemm_read_group<T>(p, walk->group, &from, &to);
-        if (tiles_m < 0 || index - walk->first < gemm_group_tiles<T>(p, tiles_m)) {
+        if (tiles_m < 0 || index - walk->first < tiles_m * p.tiles_n) {
             if (kept) {
                 from = p.masked ? 0 : walk->table->offset[walk->group];
                 to = walk->table->offset[walk->group + 1];
             }
             break;
         }
-        walk->first += gemm_group_tiles<T>(p, tiles_m);
+        walk->first += tiles_m * p.tiles_n;
     }
     if (walk->group >= p.groups || tiles_m < 0) {
         walk->group = p.groups;
@@ -163,9 +111,6 @@ static __device__ gemm_unit gemm_grouped_unit_at(const gemm_args &p, int number,
     }
     raster_tile({tiles_m, p.tiles_n, BUNDLE_M, p.by_bundle, p.by_rows[BUNDLE_M], p.by_rows[tiles_m % BUNDLE_M]},
                 index - walk->first, &tile_m, &tile_n);
-    lone = index - walk->first - tiles_m * p.tiles_n;
-    if (T::GROUPED == GROUPED_M && lone >= 0) /* beyond the group's rows where they have an odd number of tiles */
-        tile_m = lone * T::CLUSTER_N + rank;
     if (T::GROUPED == GROUPED_K) {
         const bool empty = from == to;
 
@@ -179,7 +124,7 @@ static __device__ gemm_unit gemm_grouped_unit_at(const gemm_args &p, int number,
         *its = {walk->group * p.n, 0, first_row + min(rows, 64 * gemm_first_slice<T>(slices, tiles_m, tile_m + 1)),
                 walk->group * p.scale_step};
         return {first_row + 64 * gemm_first_slice<T>(slices, tiles_m, tile_m),
-                lone >= 0 ? p.lone_col : (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N, 0, p.k_blocks};
+                (tile_n * T::CLUSTER_N + rank) * T::BLOCK_N, 0, p.k_blocks};
     }
 }
 
