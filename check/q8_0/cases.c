@@ -115,11 +115,11 @@ static void product_cases(const ridge_op_row *op, case_level level, case_list *l
             product_text(op, some[(shape + form) % 8], shape, form, text, sizeof text);
             cases_add(list, op, text, layout);
         }
-    for (int i = 0; i < 4; i++) { /* one token's floats, as in text */
-        static const int some[] = {12, 5, 13, 11};
+    for (int i = 0; i < 7; i++) { /* one token's floats, as in text */
+        static const int some[] = {12, 5, 13, 11, 11, 12, 5};
 
         product_text(op, 1, some[i], i % 2 ? 5 : 3, text, sizeof text);
-        cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
+        cases_add(list, op, text, (test_case){.fill = i < 4 ? FILL_NORMAL : FILL_GROUPS, .slices = i > 2});
     }
     for (int i = 0; i < 2; i++) { /* three whole k steps of it */
         sized_text(op, 1, 3072, 100, 3 * i, i ? 5 : 3, text, sizeof text);
