@@ -7,8 +7,8 @@ loss side by side. Attention, norms, router and embeddings are PyTorch's for all
 
 Text, order of the providers and records are those of train_llama.py. The loss head is ridge's for "ridge" and PyTorch's for
 "torch"; "ridge-e5m2" quantises gradients to e5m2, "ridge-recompute" makes x's transposed codes in the backward pass;
-"liger" has Liger-Kernel's experts in bf16. Records of --layer: op moe_layer, with the FLOP of the three products of each pair of a token and an expert, forward and backward, and peak_bytes
-beyond weights and input, the new gradients included.
+"liger" has Liger-Kernel's experts in bf16. Records of --layer: op moe_layer, with the FLOP of the three products of each
+pair of a token and an expert, forward and backward, and peak_bytes beyond weights and input, the new gradients included.
 """
 import statistics
 

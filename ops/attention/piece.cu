@@ -2,11 +2,11 @@
  *
  * A CTA of eight warps has a multiprocessor, so that a warp has room for four queries in 128 registers. An item is a
  * piece of 128 positions of a KV head. As long as there are as many items as warps in the grid, a warp has one for
- * itself and waits for nobody; of what is left, four warps of a CTA have an item, a chunk of 32 positions each, and add
- * their o. Keys, then values, of an item come in stages of 16 positions. In place of a stage that it has read, a warp
- * requests the one STAGES later, of its next item too. o, m and l of a piece go to the workspace; a second kernel
- * merges the pieces (merge.cuh). Registers and shared memory of both kernels fit on a multiprocessor, so that a CTA of
- * the merge is there when this kernel ends. */
+ * itself and waits for no other warp; of what is left, four warps of a CTA have an item, a chunk of 32 positions each,
+ * and add their o. Keys, then values, of an item come in stages of 16 positions. In place of a stage that it has read,
+ * a warp requests the one STAGES later, of its next item too. o, m and l of a piece go to the workspace; a second
+ * kernel merges the pieces (merge.cuh). Registers and shared memory of both kernels fit on a multiprocessor, so that a
+ * CTA of the merge is there when this kernel ends. */
 #include "append_head.cuh"
 #include "cache_map.cuh"
 #include "piece.cuh"

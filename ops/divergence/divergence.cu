@@ -73,7 +73,7 @@ static __device__ __forceinline__ void gradient_row(const divergence_args &a, in
     const float rate = LOG2E / a.temperature, factor = factor_of(a, r);
 
     for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols; col += THREADS * GROUP) {
-        float z[GROUP], y[GROUP], unused[4];
+        float z[GROUP], y[GROUP], unused[4] = {};
 
         load_group<D>(student, col, a.cols, a.vector, z);
         load_group<D>(teacher, col, a.cols, a.vector, y);

@@ -134,8 +134,7 @@ static __device__ __forceinline__ void load_step(const q8_0_mma_args &a, load_po
 
 /* Writes codes and scales of x, or of what stands for it, to shared memory: quantises floats, four lanes a block, and
  * LOADS of a thread at a time. */
-template <int LOADS>
-static __device__ __forceinline__ void quantise_x(const q8_0_mma_args &a, char *memory, const char *from)
+template <int LOADS> static __device__ __forceinline__ void quantise_x(const q8_0_mma_args &a, char *memory)
 {
     const int units = (int)a.p.blocks * 4, all = a.p.tokens * units; /* of 8 columns */
 
@@ -147,7 +146,7 @@ static __device__ __forceinline__ void quantise_x(const q8_0_mma_args &a, char *
             const int i = first + k * (int)blockDim.x;
 
             if (i < all)
-                q8_0_load8(from + i / units * a.x_stride, i % units * 8, a.x_dtype == RIDGE_BF16, x[k]);
+                q8_0_load8((const char *)a.x + i / units * a.x_stride, i % units * 8, a.x_dtype == RIDGE_BF16, x[k]);
         }
 #pragma unroll
         for (int k = 0; k < LOADS; k++) {
@@ -163,15 +162,14 @@ static __device__ __forceinline__ void quantise_x(const q8_0_mma_args &a, char *
 }
 
 /* The same of one token with a norm. Row and weights are requested together. */
-template <int HELD>
-static __device__ __forceinline__ void normalise_x(const q8_0_mma_args &a, char *memory, const char *from)
+template <int HELD> static __device__ __forceinline__ void normalise_x(const q8_0_mma_args &a, char *memory)
 {
     float w[HELD];
 
     if (threadIdx.x < PARTS)
         q8_0_norm_load<HELD>((const char *)a.p.norm, (int)a.p.blocks * RIDGE_Q8_0_BLOCK, false, w);
-    q8_0_normalise<HELD>(from, a.x_dtype == RIDGE_BF16, (int)a.p.blocks, a.p.eps, w, (float *)(memory + a.at_sums),
-                         memory, (float *)(memory + a.at_scales));
+    q8_0_normalise<HELD>((const char *)a.x, a.x_dtype == RIDGE_BF16, (int)a.p.blocks, a.p.eps, w,
+                         (float *)(memory + a.at_sums), memory, (float *)(memory + a.at_scales));
 }
 
 /* All copies are in flight together: one after another, by registers, 8 tokens of 14336 columns took 7 us more. */
@@ -329,9 +327,9 @@ static __global__ void __launch_bounds__(FORM ? TEAM : MAX_THREADS, FORM == STEP
     if (a.x_dtype == RIDGE_I8)
         copy_x(a, memory);
     else if (a.p.norm)
-        normalise_x<HELD>(a, memory, (const char *)a.x);
+        normalise_x<HELD>(a, memory);
     else
-        quantise_x<FORM == STEP ? 1 : 2>(a, memory, (const char *)a.x);
+        quantise_x<FORM == STEP ? 1 : 2>(a, memory);
     /* scales of the two blocks that the last run lacks */
     for (int i = threadIdx.x; a.short_part >= 0 && i < 2 * a.p.tokens; i += blockDim.x)
         ((float *)(memory + a.at_scales))[i / 2 * a.scale_pitch + (int)a.p.blocks + i % 2] = 0.0f;
