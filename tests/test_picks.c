@@ -127,6 +127,81 @@ TEST(one_arithmetic_on_any_number_of_multiprocessors)
     ridge_close(device);
 }
 
+/* Ops besides gemm_fp8 whose rows add in other orders; the first dimension is the batch. */
+static const char *const batches[][2] = {
+    {"divergence", "rows=%d cols=16384 dtype=f32 dlogits=bf16"},
+    {"divergence", "rows=%d cols=32000 dtype=f32 dlogits=f32"},
+    {"divergence", "rows=%d cols=65536 dtype=f32"},
+    {"divergence", "rows=%d cols=128256 dtype=bf16 dlogits=bf16"},
+    {"divergence", "rows=%d cols=128256 dtype=f32 dlogits=f32"},
+    {"divergence", "rows=%d cols=256000 dtype=f32 dlogits=bf16 lse=1 teacher_lse=1 own=1"},
+    {"attention_prefill", "tokens=%d heads=32 kv_heads=8 head_dim=128 positions=131072"},
+    {"attention_prefill", "tokens=%d heads=8 kv_heads=8 head_dim=64 positions=64 window=16"},
+    {"attention_prefill", "tokens=%d heads=64 kv_heads=1 head_dim=64 positions=1024 q=bf16 kv=bf16 out=bf16"},
+    {"attention_prefill", "tokens=%d heads=8 kv_heads=1 head_dim=96 positions=8192"},
+};
+
+/* Returns 1, or 0 where no row runs it. */
+static int walk_batches(const ridge_device *device, const char *const *batch)
+{
+    const ridge_op_row *op = ridge_op_find(batch[0], strlen(batch[0]));
+    const char *first = NULL;
+
+    for (int64_t n = 1; n < 20000; n = next_m(n)) {
+        ridge_problem problem = {0};
+        ridge_call call;
+        const char *name;
+        char text[160];
+
+        snprintf(text, sizeof text, batch[1], (int)n);
+        assert_int_equal(ridge_problem_parse(op, text, &call, &problem), RIDGE_OK);
+        for (int arg = 0; arg < op->args; arg++)
+            call.arg[arg].data = call.arg[arg].dtype == RIDGE_NONE ? NULL : (char *)((uintptr_t)(arg + 1) << 48);
+        if (ridge_pick(device, &call, SIZE_MAX, &name)) /* tiles of attention_prefill that a chip has no room for */
+            return 0;
+        if (first && strcmp(first, name) != 0)
+            fail_msg("%s, %d multiprocessors, %s %s: %s, not %s as for fewer", device->name, device->units, op->name,
+                     text, name, first);
+        first = name;
+    }
+    return 1;
+}
+
+TEST(one_row_whatever_the_batch)
+{
+    static const int units[] = {1, 7, 16, 60, 200};
+    ridge_backend_id backend;
+    const ridge_op_row *op;
+    const char *name;
+    int walked = 0;
+
+    for (uint32_t id = RIDGE_OP_NONE + 1; (op = ridge_op_at(id)) != NULL; id++) {
+        bool listed = op->id == RIDGE_GEMM_FP8;
+
+        for (size_t i = 0; i < COUNT(batches); i++)
+            listed |= strcmp(batches[i][0], op->name) == 0;
+        if ((op->contract & (RIDGE_INVARIANT | RIDGE_EXACT)) == RIDGE_INVARIANT && !listed)
+            fail_msg("%s: batch-invariant and not exact, but no test walks its batches", op->name);
+    }
+    for (int chip = 0; (name = ridge_chip_name(chip, &backend)) != NULL; chip++) {
+        char spec[64];
+        ridge_device *device;
+
+        if (backend != RIDGE_CUDA || !has_cuda_rows())
+            continue;
+        snprintf(spec, sizeof spec, "model:%s", name);
+        assert_int_equal(ridge_open(spec, &device), RIDGE_OK);
+        for (size_t i = 0; i < COUNT(batches); i++)
+            walked += walk_batches(device, batches[i]);
+        for (size_t i = 0; i < COUNT(units) * COUNT(batches); i++) {
+            device->units = units[i / COUNT(batches)];
+            walked += walk_batches(device, batches[i % COUNT(batches)]);
+        }
+        ridge_close(device);
+    }
+    assert_true(walked >= (has_cuda_rows() ? 700 : 0));
+}
+
 /* A row of its own gets the kernel that it gets in a batch of the same strides. */
 TEST(the_stride_of_a_single_row_counts)
 {
@@ -378,6 +453,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {cmocka_unit_test(one_arithmetic_in_a_range_of_m),
                                               cmocka_unit_test(one_arithmetic_on_any_number_of_multiprocessors),
+                                              cmocka_unit_test(one_row_whatever_the_batch),
                                               cmocka_unit_test(the_stride_of_a_single_row_counts),
                                               cmocka_unit_test(hopper_rows_take_any_output),
                                               cmocka_unit_test(fp8_instruction_where_it_is_native),

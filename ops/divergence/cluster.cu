@@ -285,7 +285,7 @@ static const ridge_kernel rows[] = {
      RIDGE_DIVERGENCE,
      RIDGE_ARCH_SM90,
      RIDGE_ARCH_CUDA_LAST,
-     RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE,
+     RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE | RIDGE_ARITHMETIC_1, /* sums in another order than `row` */
      0,
      {},
      why_not,
