@@ -1,6 +1,6 @@
 /* cuda_context.c: what calls leave behind on a GPU: contexts, the runtime's last error; and what they say in a forked
- * process, with a stream of another context, after cudaDeviceReset. Skipped (77) without a GPU. It is linked with
- * libridge.a, so that both have the same CUDA runtime. */
+ * process, with a stream of another context, after cudaDeviceReset, on a second GPU. Skipped (77) without a GPU. It is
+ * linked with libridge.a, so that both have the same CUDA runtime. */
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -17,6 +17,7 @@ enum { ROWS = 64, COLS = 4096, BYTES = ROWS * COLS * 4, N = 512 };
 
 static CUresult (*get_current)(CUcontext *);
 static CUresult (*set_current)(CUcontext);
+static CUresult (*primary_state)(CUdevice, unsigned *, int *);
 static CUresult (*stream_create)(CUstream *, unsigned);
 #if CUDA_VERSION >= 13000
 static CUresult (*create)(CUcontext *, void *, unsigned, CUdevice);
@@ -27,6 +28,7 @@ static CUresult (*create)(CUcontext *, unsigned, CUdevice);
 static ridge_device *device;
 static char *memory; /* gate, up, out */
 static char *codes, *product;
+static int gpu; /* the ordinal in use */
 static int failures;
 
 #define CHECK(condition)                                                                      \
@@ -60,7 +62,7 @@ static int right(void)
 {
     static float host[ROWS * COLS];
 
-    cudaSetDevice(0);
+    cudaSetDevice(gpu);
     if (cudaDeviceSynchronize() != cudaSuccess ||
         cudaMemcpy(host, memory + 2 * BYTES, BYTES, cudaMemcpyDeviceToHost) != cudaSuccess ||
         cudaMemset(memory + 2 * BYTES, 0xff, BYTES) != cudaSuccess)
@@ -213,11 +215,56 @@ static void device_reset(void)
     CHECK(run_gemm() == RIDGE_OK && right_gemm());
 }
 
+/* To a thread that never named a GPU, 0 is the current one. */
+static void *unnamed_thread(void *mine)
+{
+    (void)mine;
+    CHECK(run(NULL) == RIDGE_OK && run_gemm() == RIDGE_OK);
+    return NULL;
+}
+
+/* A process of its own that uses GPU 1 alone gets no context on GPU 0. */
+static void second_gpu(void)
+{
+    const pid_t child = fork();
+    int status = 0;
+
+    if (child == 0) {
+        unsigned flags;
+        int count = 0, active = -1;
+        pthread_t thread;
+
+        alarm(60);
+        if (cudaGetDeviceCount(&count) != cudaSuccess || count < 2)
+            _exit(77);
+        gpu = 1;
+        CHECK(cudaSetDevice(1) == cudaSuccess);
+        fill();
+        CHECK(ridge_open("cuda:1", &device) == RIDGE_OK);
+        CHECK(run(NULL) == RIDGE_OK && run_gemm() == RIDGE_OK && right() && right_gemm());
+        CHECK(pthread_create(&thread, NULL, unnamed_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
+        CHECK(right() && right_gemm());
+        ridge_close(device);
+        CHECK(primary_state(0, &flags, &active) == CUDA_SUCCESS && active == 0);
+        CHECK(primary_state(1, &flags, &active) == CUDA_SUCCESS && active == 1);
+        fflush(stdout);
+        _exit(failures != 0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 77);
+    printf("a second GPU: %s\n", WEXITSTATUS(status) == 77 ? "there is none" : "used alone");
+}
+
 int main(void)
 {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     pthread_t thread;
 
+    setvbuf(stdout, NULL, _IONBF, 0); /* children would print again what is not written yet */
+    if (driver) {                     /* before this process has started CUDA, which its children could not use then */
+        *(void **)&primary_state = entry(driver, "cuDevicePrimaryCtxGetState");
+        second_gpu();
+    }
     if (!driver || ridge_open("cuda:0", &device) != RIDGE_OK) {
         printf("contexts: skipped: %s\n", driver ? ridge_error() : "there is no NVIDIA driver");
         return 77;
