@@ -5,7 +5,8 @@
 
 Regret is the time of the row that is picked over that of the fastest row, 1 at best; the ratio is the measured time of
 the picked row over its predicted one. Rows that are picked only where no others run are not timed. A record keeps the
-times of all rows, so a changed cost function is judged without a GPU.
+times of all rows, so a changed cost function is judged without a GPU; `--check 51`: fails unless 51 problems are within
+the targets.
 """
 
 import argparse
@@ -70,6 +71,7 @@ def mean(values):
 
 
 def judge(ridge, device, rows_of, verbose):
+    """Prints a line for each group; returns the (regret, ratio) of all problems."""
     groups = {}
     for group, pattern, problem in problems():
         rows = rows_of.get(problem)
@@ -91,6 +93,7 @@ def judge(ridge, device, rows_of, verbose):
         regrets, ratios = [x[0] for x in list_of], [x[1] for x in list_of]
         print(f"{group:18} {len(list_of):8} {mean(regrets):13.4f} {max(regrets):6.3f} {min(ratios):13.2f} "
               f"{mean(ratios):6.2f} {max(ratios):6.2f}")
+    return groups["all"]
 
 
 def main():
@@ -99,6 +102,8 @@ def main():
     parser.add_argument("--ridge", default="build/ridge")
     parser.add_argument("--device", default="cuda", help="whose picks and predictions (default: cuda)")
     parser.add_argument("--run", action="store_true", help="times the rows first")
+    parser.add_argument("--check", type=int, metavar="N", help="fails unless N problems are there: mean regret 1.02, worst 1.10, "
+                        "ratios from 0.77 to 1.3")
     parser.add_argument("--verbose", action="store_true", help="a line for each problem")
     options = parser.parse_args()
 
@@ -112,7 +117,11 @@ def main():
             if record["provider"] == "ridge":
                 problem = f"{record['op']} {record['problem']}"
                 rows_of.setdefault(canonical(problem), {})[record["kernel"]] = float(record["us"])
-    judge(options.ridge, options.device, {p: rows_of.get(canonical(p)) for _, _, p in problems()}, options.verbose)
+    found = judge(options.ridge, options.device, {p: rows_of.get(canonical(p)) for _, _, p in problems()}, options.verbose)
+    if options.check is not None:
+        regrets, ratios = zip(*found)
+        if len(found) != options.check or mean(regrets) > 1.02 or max(regrets) > 1.10 or min(ratios) < 0.77 or max(ratios) > 1.3:
+            sys.exit(f"{options.csv}: {len(found)} problems of {options.check}, or a target is missed")
 
 
 def canonical(problem):

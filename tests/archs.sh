@@ -1,5 +1,6 @@
 #!/bin/sh
-# archs.sh ROOT BUILD: what RIDGE_CUDA_ARCHS becomes with an nvcc of CUDA 12.4, which knows no Blackwell: a script here.
+# archs.sh ROOT BUILD: what RIDGE_CUDA_ARCHS becomes with an nvcc of CUDA 12.4, which knows no Blackwell, and with GPUs that
+# nvidia-smi shows: both are scripts here.
 set -eu
 root=$1 work=$2/archs
 rm -rf "$work"
@@ -9,7 +10,12 @@ cat >"$work/nvcc" <<'END'
 [ "$1" = --list-gpu-arch ] && printf 'compute_%s\n' 50 80 86 89 90
 exit 0
 END
-chmod +x "$work/nvcc"
+cat >"$work/nvidia-smi" <<'END'
+#!/bin/sh
+[ -n "${GPUS:-}" ] && printf '%s\n' $GPUS
+END
+chmod +x "$work/nvcc" "$work/nvidia-smi"
+PATH=$work:$PATH
 touch "$work/libcudart_static.a"
 expect() { # LIST WORDS
     cmake -S "$root" -B "$work/build" -DRIDGE_CUDA=ON -DRIDGE_NVCC="$work/nvcc" -DRIDGE_CUDART="$work/libcudart_static.a" \
@@ -25,4 +31,13 @@ expect 100 'knows none of the architectures 100 '
 expect '80;80-ptx' 'PTX begins at 90-ptx'
 expect '80;90-ptx' '90-ptx needs 90a beside it'
 expect sm_90 "'sm_90' is not of the form"
-echo "archs: 7 lists"
+expect native 'RIDGE_CUDA_ARCHS=native, but nvidia-smi shows no GPU'
+export GPUS='9.0'
+expect native 'CUDA kernels for 90a '
+expect '' 'CUDA kernels for 90a '
+expect release 'CUDA kernels for 80;89;90a;90-ptx '
+GPUS='8.6 8.9 8.0 9.0'
+expect native 'CUDA kernels for 80;89;90a '
+GPUS='12.1'
+expect native 'knows none of the architectures 120 '
+echo "archs: 13 lists"
