@@ -102,7 +102,9 @@ def test_grouped_fp8_linear(device, transposed, needs):
     wide = [t.detach().double().requires_grad_() for t in (x, w)]
     matrix = wide[1] if transposed else wide[1].transpose(1, 2)
     want = torch.cat([part @ matrix[e] for e, part in enumerate(wide[0].split(sizes))])
-    compare(needs(lambda: E.grouped_fp8_linear(x, w, offsets, transposed=transposed)), want, (x, w), wide)
+    got = needs(lambda: E.grouped_fp8_linear(x, w, offsets, transposed=transposed))
+    assert torch.equal(got, E.grouped_fp8_linear(x, w, offsets.long(), transposed=transposed))
+    compare(got, want, (x, w), wide)
     bias, = leaves(torch.randn(6, 48, device=device))
     wide.append(bias.detach().double().requires_grad_())
     want = torch.cat([part @ matrix[e] + wide[2][e] for e, part in enumerate(wide[0].split(sizes))])
@@ -244,15 +246,26 @@ def test_patch_moe(kind):
         out.loss.backward()
         return out.logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if "experts." in n and "shared" not in n}
 
-    want, gradients = run()
+    block = next(m for m in model.modules() if hasattr(m, "gate_up_proj"))
+    x, weights, d = (torch.randn(38, 64), torch.rand(38, 2), torch.randn(38, 64))
+    inputs, ids = (*leaves(x, weights), *block.parameters()), torch.randint(0, 4, (38, 2))
+
+    def of_block(block):
+        out = block(inputs[0], ids, inputs[1])
+        return out.detach(), *torch.autograd.grad(out, inputs, d)
+
+    want, gradients, alone = *run(), of_block(block)
     with E.patch_moe(model):
         got, fp8 = run()
+        patched, compiled = of_block(block), of_block(torch.compile(block, backend="aot_eager", fullgraph=True))
         with pytest.raises(ArgumentError, match="patched|forward"):
             E.patch_moe(model)
     assert 0 < rms(got, want) < 0.2
     assert {n: g.shape for n, g in fp8.items()} == {n: g.shape for n, g in gradients.items()}
-    # two layers of routers choose from activations of FP8: some tokens go elsewhere
+    # of the whole model: two layers of routers choose from activations of FP8, and some tokens go elsewhere
     assert all(rms(fp8[n], gradients[n]) < 0.6 for n in gradients)
+    assert all(rms(a, b) < FP8 for a, b in zip(patched, alone))
+    assert all(torch.equal(a, b) for a, b in zip(compiled, patched))
     again, _ = run()
     assert torch.equal(again, want)
 
@@ -261,6 +274,10 @@ def test_errors():
     (x, w, gate_up, down), ids = problem("cpu")
     with pytest.raises(ArgumentError, match="ids"):
         E.moe_experts(x, ids[:5], w, gate_up, down)
+    with pytest.raises(ArgumentError, match="ids has dtype torch.float32"):
+        E.moe_experts(x, ids.float(), w, gate_up, down)
+    with pytest.raises(ArgumentError, match="gate_up .* not a matrix of each expert"):
+        E.moe_experts(x, ids, w, gate_up[0], down)
     with pytest.raises(ArgumentError, match="gradient_dtype"):
         E.moe_experts(x, ids, w, gate_up, down, gradient_dtype="e3m4")
     with pytest.raises(ArgumentError, match="weight"):

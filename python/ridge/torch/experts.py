@@ -281,8 +281,8 @@ def _cast(x):
 def grouped_fp8_linear(x: Tensor, weight: Tensor, offsets: Tensor, *, bias: Optional[Tensor] = None, transposed: bool = False,
                        gradient_dtype: str = "e4m3") -> Tensor:
     """x [rows, in] times the matrix of each row's group, plus its bias: weight [groups, out, in] (transposed: [groups, in,
-    out]), bias [groups, out], group g the rows offsets[g] .. offsets[g + 1] - 1, an int32 tensor on x's device. Rows of no
-    group are not written.
+    out]), bias [groups, out], group g the rows offsets[g] .. offsets[g + 1] - 1, an int32 or int64 tensor on x's device. Rows of
+    no group are not written.
 
     All three products run in FP8: scales for 128 values of a row (gradients of the weight: for 128 rows of a group), and for
     128 x 128 of a weight. gradient_dtype: "e4m3" or "e5m2"."""
@@ -293,6 +293,8 @@ def grouped_fp8_linear(x: Tensor, weight: Tensor, offsets: Tensor, *, bias: Opti
     ops.same_shape("offsets", offsets.shape, (weight.shape[0] + 1,))
     if bias is not None:
         ops.same_shape("bias", bias.shape, (weight.shape[0], weight.shape[2 if transposed else 1]))
+    if offsets.dtype == torch.int64:  # a wrong one stays wrong
+        offsets = offsets.clamp(-1, 2**31 - 1).to(torch.int32)
     return _op.grouped_fp8_linear(_cast(x), weight, offsets, bias, transposed, gradient_dtype)[0]
 
 
@@ -322,6 +324,10 @@ def moe_experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: 
     if x.dim() != 2 or ids.dim() != 2 or ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
         raise ArgumentError(f"x {list(x.shape)}, ids {list(ids.shape)} and weights {list(weights.shape)} are not [tokens, hidden] "
                             "and twice [tokens, slots]")
+    if ids.is_floating_point():
+        raise ArgumentError(f"ids has dtype {ids.dtype}, not one of integers")
+    if gate_up.dim() != 3 or down.dim() != 3:
+        raise ArgumentError(f"gate_up {list(gate_up.shape)} and down {list(down.shape)} are not a matrix of each expert")
     x = _cast(x)
     options = [1.0, 1.0, float(alpha), float(up_offset), float(limit)]
     if gate_up_bias is None and down_bias is None and not transposed:
