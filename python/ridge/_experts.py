@@ -180,9 +180,13 @@ def combine_bwd(xp, dout, y, place, weights):
     return dy, dweights
 
 
-def weights(xp, w, dtype):
-    """Codes and scales of every expert's matrix w [experts, n, k] and of its transpose, each [experts, ..]."""
+def weights(xp, w, dtype, transposed=True):
+    """Codes and scales of every expert's matrix w [experts, n, k] and of its transpose, each [experts, ..]; None for those of
+    the transpose where they are not wanted."""
     experts, n, k = w.shape
+    if not transposed and n % 128 == 0:  # blocks of one matrix below another
+        q, scale, _ = ops.quantize_fp8(xp, w.reshape(experts * n, k), "blk128", dtype, False, 0.0, None, False)
+        return q.reshape(experts, n, k), scale.reshape(experts, ops.blocks(n), ops.blocks(k)), None, None
     f = form("quantize_fp8_dual", 0, (("floor", 0.0), ("matrices", max(experts, 1))),
              (("q", A.SCALING_BLK128), ("q_t", A.SCALING_BLK128)))
     w, stride = xp.matrix(w.reshape(experts * n, k))
@@ -193,4 +197,4 @@ def weights(xp, w, dtype):
         values += (*xp.operand(q, ops.q_stride(xp, q)), *xp.operand(scale, 0))
         out += q.reshape(experts, rows, cols), scale.reshape(experts, ops.blocks(rows), ops.blocks(cols))
     xp.launch(f, w, (*values, *ABSENT))
-    return tuple(out)
+    return tuple(out) if transposed else (*out[:2], None, None)

@@ -58,9 +58,10 @@ def test_experts(device, dtype, gradient_dtype, needs):
 
 
 @on_devices
-def test_experts_of_128_wide_matrices_twice(device, needs):
-    """Weights whose blocks are quantised in one call; and the same bits again."""
-    (x, w, gate_up, down), ids = problem(device, hidden=256, ffn=128)
+@pytest.mark.parametrize("sizes", [(256, 128), (96, 80)])
+def test_experts_twice(device, sizes, needs):
+    """Weights whose blocks are quantised in one call, and others; and the same bits again."""
+    (x, w, gate_up, down), ids = problem(device, hidden=sizes[0], ffn=sizes[1])
     wide = [t.detach().double().requires_grad_() for t in (x, w, gate_up, down)]
     got = needs(lambda: E.moe_experts(x, ids, w, gate_up, down))
     again = E.moe_experts(x, ids, w, gate_up, down, recompute=True)
@@ -152,12 +153,13 @@ def test_route(device, options, needs):
         near(got, of64, 1e-4, 1e-5)
 
 
-def test_compile_and_checkpoint():
+@pytest.mark.parametrize("recompute", [False, True])
+def test_compile_and_checkpoint(recompute):
     (x, w, gate_up, down), ids = problem("cpu")
     want = torch.autograd.grad(E.moe_experts(x, ids, w, gate_up, down).square().sum(), (x, w, gate_up, down))
 
     def loss(*args):
-        return E.moe_experts(args[0], ids, *args[1:]).square().sum()
+        return E.moe_experts(args[0], ids, *args[1:], recompute=recompute).square().sum()
 
     for other in (torch.compile(loss, backend="aot_eager", fullgraph=True),
                   lambda *args: torch.utils.checkpoint.checkpoint(loss, *args, use_reentrant=False)):

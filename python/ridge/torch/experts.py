@@ -36,6 +36,13 @@ def _weights(xp, w, transposed):
     return (*four[2:], *four[:2]) if transposed else four
 
 
+def _transposed_weights(xp, w_t, w_ts):
+    """w_t: the transposed codes of weights, or the weights."""
+    if w_t.dtype != torch.uint8:
+        _, _, w_t, w_ts = X.weights(xp, w_t, A.E4M3)
+    return _codes(w_t), w_ts
+
+
 def _gemm(xp, mode, a, scale_a, b, scale_b, offsets, dtype, bias=None):
     if bias is not None and dtype_number(bias.dtype) not in (dtype, A.F32):
         bias = bias.float()
@@ -184,22 +191,26 @@ def _experts(xp, x, ids, weights, gate_up, down, activation, options, interleave
     offsets, rows, place = X.permute(xp, ids.to(torch.int32), gate_up.shape[0])
     row_weights = weights.to(torch.float32).reshape(-1).index_select(0, rows.clamp_min(0))
     z, *for_z = _up(xp, x, rows, slots, offsets, gate_up, dtype, recompute)
-    y, *for_y = _down(xp, z, offsets, row_weights, activation, options, interleaved, down, dtype)
+    y, *for_y = _down(xp, z, offsets, row_weights, activation, options, interleaved, down, dtype, recompute)
     return (X.combine(xp, y, place, None, dtype), offsets, rows, place, row_weights, z, *for_z, *for_y)
 
 
 def _up(xp, x, rows, slots, offsets, gate_up, dtype, recompute):
-    """The product with gate_up, and what its gradients need; the codes of the rows end here. recompute: those of the transpose
+    """The product with gate_up, and what its gradients need; the codes of the rows end here. recompute: those of transposes
     are made in the backward pass."""
     q, s, x_t, x_ts, _ = X.permute_quantize(xp, x, rows, slots, offsets, A.E4M3, not recompute)
-    wq, ws, w_t, w_ts = _weights(xp, gate_up, False)
-    return (_gemm(xp, "m", q, s, wq, ws, offsets, dtype), L._none(x, _bytes(x_t)), L._none(x, x_ts), _bytes(w_t), w_ts)
+    wq, ws, *w_t = X.weights(xp, gate_up, A.E4M3, not recompute)
+    return (_gemm(xp, "m", q, s, wq, ws, offsets, dtype), *_kept(x, x_t, x_ts), *_kept(x, *w_t))
 
 
-def _down(xp, z, offsets, row_weights, activation, options, interleaved, down, dtype):
+def _down(xp, z, offsets, row_weights, activation, options, interleaved, down, dtype, recompute):
     q, s, h_t, h_ts, offsets_t = X.swiglu_quantize(xp, z, offsets, row_weights, activation, options, interleaved, A.E4M3, True)
-    wq, ws, w_t, w_ts = _weights(xp, down, False)
-    return _gemm(xp, "m", q, s, wq, ws, offsets, dtype), offsets_t, _bytes(h_t), h_ts, _bytes(w_t), w_ts
+    wq, ws, *w_t = X.weights(xp, down, A.E4M3, not recompute)
+    return _gemm(xp, "m", q, s, wq, ws, offsets, dtype), offsets_t, _bytes(h_t), h_ts, *_kept(z, *w_t)
+
+
+def _kept(like, codes, scales):
+    return L._none(like, _bytes(codes)), L._none(like, scales)
 
 
 # The backward is two ops, so that what the first one alone needs can be freed before the second, under torch.compile, and
@@ -215,7 +226,7 @@ def _experts_backward_down(xp, dout, saved, activation, options, interleaved, gr
     q, s, g_t, g_ts, _ = X.permute_quantize(xp, dout, rows, place.shape[1], offsets, code, want)
     d2 = _weight_gradient(xp, g_t, g_ts, _codes(h_t), h_ts, offsets_t, False, dtype) if want else None
     del g_t, g_ts
-    dh = _gemm(xp, "m", q, s, _codes(w_t), w_ts, offsets, dtype)
+    dh = _gemm(xp, "m", q, s, *_transposed_weights(xp, w_t, w_ts), offsets, dtype)
     del q, s
     drow, q, s, z_t, z_ts, _ = X.swiglu_bwd_quantize(xp, dh, z, offsets, row_weights, activation, options, interleaved, code, True)
     dweights = torch.where(place >= 0, drow.index_select(0, place.clamp_min(0).reshape(-1)).view(place.shape), 0.0)
@@ -225,13 +236,15 @@ def _experts_backward_down(xp, dout, saved, activation, options, interleaved, gr
 @L._define("moe_experts_backward_up(Tensor like, Tensor[] codes, Tensor[] saved, str gradient_dtype, bool dx, bool dgate_up) -> "
            "(Tensor, Tensor)")
 def _experts_backward_up(xp, like, codes, saved, gradient_dtype, want_x, want_w):
-    """(dx, dgate_up), of the dtype of `like`. x_t: the transposed codes of x's rows, or x."""
+    """(dx, dgate_up), of the dtype of `like`. x_t: the transposed codes of x's rows, or x; w_t those of gate_up, or gate_up."""
     q, s, z_t, z_ts = codes
     offsets, offsets_t, rows, place, x_t, x_ts, w_t, w_ts = saved
     dtype, kind = dtype_number(like.dtype), DTYPES[L.FORMATS[gradient_dtype]]
     dx = d1 = None
     if want_x:
-        dx = X.combine(xp, _gemm(xp, "m", _codes(q, kind), s, _codes(w_t), w_ts, offsets, dtype), place, None, dtype)
+        rows_dx = _gemm(xp, "m", _codes(q, kind), s, *_transposed_weights(xp, w_t, w_ts), offsets, dtype)
+        dx = X.combine(xp, rows_dx, place, None, dtype)
+        del rows_dx
     if want_w:
         if x_t.dtype != torch.uint8:
             _, _, x_t, x_ts, _ = X.permute_quantize(xp, x_t, rows, place.shape[1], offsets, A.E4M3, True)
@@ -242,7 +255,10 @@ def _experts_backward_up(xp, like, codes, saved, gradient_dtype, want_x, want_w)
 def _experts_setup(ctx, inputs, output):
     x, _, weights, gate_up, down, *ctx.rest, recompute = inputs
     ctx.dtypes = weights.dtype, gate_up.dtype, down.dtype
-    ctx.save_for_backward(*output[1:6], x if recompute else output[6], *output[7:])
+    kept = list(output[1:])
+    if recompute:
+        kept[5], kept[7], kept[12] = x, gate_up, down
+    ctx.save_for_backward(*kept)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
@@ -318,8 +334,9 @@ def moe_experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: 
     hidden] (gate, then up, or interleaved) and down [experts, hidden, ffn], transposed: [.., in, out]. Differentiable in all
     but ids; products in FP8 as those of grouped_fp8_linear.
 
-    recompute: x is kept for the backward pass in place of its rows' transposed codes, a byte for each slot and column, which are
-    made again there; the same bits. Without effect on experts with biases or transposed matrices."""
+    recompute: x and the weights are kept for the backward pass in place of transposed codes (a byte for each slot and column
+    of x's rows, a byte a weight), which are made again there; the same bits. Without effect on experts with biases or
+    transposed matrices."""
     tensors("moe_experts", x=x, ids=ids, weights=weights, gate_up=gate_up, down=down)
     if x.dim() != 2 or ids.dim() != 2 or ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
         raise ArgumentError(f"x {list(x.shape)}, ids {list(ids.shape)} and weights {list(weights.shape)} are not [tokens, hidden] "
