@@ -6,9 +6,10 @@ loss side by side. Attention, norms, router and embeddings are PyTorch's for all
     python3 bench/train_moe.py --layer 32768 [--csv FILE]      # one block of experts, forward and backward, alone
 
 Text, order of the providers and records are those of train_llama.py. The loss head is ridge's for "ridge" and PyTorch's for
-"torch"; "ridge-e5m2" quantises gradients to e5m2, "ridge-recompute" makes x's transposed codes in the backward pass;
-"liger" has Liger-Kernel's experts in bf16. Records of --layer: op moe_layer, with the FLOP of the three products of each
-pair of a token and an expert, forward and backward, and peak_bytes beyond weights and input, the new gradients included.
+"torch"; "ridge-e5m2" quantises gradients to e5m2, "ridge-recompute" keeps x and the weights in place of their transposed
+codes; "liger" has Liger-Kernel's experts in bf16, "sonic" SonicMoE's, whose rows of gate and up alternate, behind ridge's
+router. Records of --layer: op moe_layer, with the FLOP of the three products of each pair of a token and an expert, forward
+and backward, and peak_bytes beyond weights and input, the new gradients included.
 """
 import statistics
 
@@ -43,7 +44,21 @@ def experts_liger(x, ids, weights, gate_up, down):
     return LigerFusedMoEFunction.apply(x, gate_up, down, ids.to(torch.int32), weights.to(x.dtype))
 
 
-RIVALS = {"torch": experts_torch, "liger": experts_liger}
+def experts_sonic(x, ids, weights, gate_up, down):
+    from sonicmoe import functional as S
+    from sonicmoe.enums import ActivationType
+    (tokens, slots), experts = ids.shape, gate_up.shape[0]
+    pairs = tokens * slots
+    count, ends, *orders = [torch.empty(n, dtype=torch.int32, device=x.device)
+                            for n in (experts, experts + 1, pairs, pairs, pairs)]
+    S.TC_topk_router_metadata_triton(ids.to(torch.int32), experts, count, ends, *orders)
+    a, h = S._UpProjection.apply(x, gate_up.permute(1, 2, 0), None, ends, pairs, slots, *orders, None, False,
+                                 ActivationType.SWIGLU, False, False)
+    return S._DownProjection.apply(a, h, down.permute(1, 2, 0), None, weights.float(), ends, tokens, slots, *orders, None,
+                                   False, ActivationType.SWIGLU)
+
+
+RIVALS = {"torch": experts_torch, "liger": experts_liger, "sonic": experts_sonic}
 
 
 class Experts(nn.Module):
@@ -65,6 +80,8 @@ class Experts(nn.Module):
             ids, weights = E.moe_route(logits, self.slots, normalise=True)
             out = E.moe_experts(two, ids, weights, self.gate_up, self.down, gradient_dtype=GRADIENTS[self.provider],
                                 recompute=self.provider == "ridge-recompute")
+        elif self.provider == "sonic":  # its own router's CuTe kernel is compiled when called
+            out = experts_sonic(two, *E.moe_route(logits, self.slots, normalise=True), self.gate_up, self.down)
         else:
             weights, ids = logits.softmax(-1).topk(self.slots, -1)
             experts = RIVALS.get(self.provider, experts_torch)
@@ -107,11 +124,12 @@ class Trainee(T.Trainee):
 
 def off(block, x):
     """A rival's output and gradients beside those of experts_torch: the largest relative difference by rms."""
+    rearranged = lambda w: torch.cat((w[:, ::2], w[:, 1::2]), 1) if block.provider == "sonic" else w
     leaves = (x, block.gate_up, block.down)
     ids = torch.rand(len(x), len(block.gate_up), device=x.device).topk(block.slots).indices
     weights = torch.rand(ids.shape, device=x.device)
     dout, got = torch.randn_like(x), []
-    for experts in (RIVALS[block.provider], experts_torch):
+    for experts in (RIVALS[block.provider], lambda x, i, w, up, down: experts_torch(x, i, w, rearranged(up), down)):
         y = experts(x, ids, weights, block.gate_up, block.down)
         got.append((y.detach(), *torch.autograd.grad(y, leaves, dout)))
     return max(((a.float() - b.float()).norm() / b.float().norm()).item() for a, b in zip(*got))
