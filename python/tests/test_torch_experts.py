@@ -1,5 +1,7 @@
 """Mixtures of experts in training: ridge.torch.experts beside plain PyTorch in float64 and Hugging Face's modules in float32.
 FP8 has 4 bits of a product's operands: results differ by some percent, in the root of the mean square."""
+import weakref
+
 import pytest
 from torch_common import F, leaves, near, needs, on_devices, rms, seed, torch  # noqa: F401
 
@@ -70,6 +72,29 @@ def test_experts_twice(device, sizes, needs):
     for a, b in zip(*(torch.autograd.grad(y, (x, w, gate_up, down), d, retain_graph=True) for y in (got, again))):
         assert torch.equal(a, b)
     compare(got, moe64(wide[0], ids, *wide[1:], act=glu), (x, w, gate_up, down), wide)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_saved_tensors_end_with_the_last_use(retain, monkeypatch):
+    """When the gradient of the rows is made, autograd holds nothing any more, unless the graph is kept."""
+    class Held:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+    (x, w, gate_up, down), ids = problem("cpu")
+    alive, seen, combine = weakref.WeakSet(), [], E.X.combine
+
+    def pack(tensor):
+        held = Held(tensor)
+        alive.add(held)
+        return held
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
+        y = E.moe_experts(x, ids, w, gate_up, down)
+    assert alive
+    monkeypatch.setattr(E.X, "combine", lambda *args: seen.append(len(alive)) or combine(*args))
+    y.sum().backward(retain_graph=retain)
+    assert len(seen) == 1 and bool(seen[0]) == retain
 
 
 @on_devices

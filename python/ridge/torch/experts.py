@@ -268,8 +268,12 @@ def _experts_gradient(ctx, dout, *_):
         return (None,) * 10
     want = ctx.needs_input_grad
     offsets, rows, place, row_weights, z, x_t, x_ts, w1_t, w1_ts, offsets_t, *of_down = ctx.saved_tensors
+    clear = getattr(ctx, "maybe_clear_saved_tensors", None)  # unless the graph is kept; what `down` alone needs ends with it
+    if clear:
+        clear()
     *codes, dw, d2 = _op.moe_experts_backward_down(dout, [offsets, rows, place, row_weights, z, offsets_t, *of_down], *ctx.rest,
                                                    want[4])
+    del z, of_down
     dx, d1 = _op.moe_experts_backward_up(dout, codes, [offsets, offsets_t, rows, place, x_t, x_ts, w1_t, w1_ts], ctx.rest[-1],
                                          want[0], want[3])
     of_weights, of_1, of_2 = ctx.dtypes
