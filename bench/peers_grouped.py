@@ -1,8 +1,9 @@
 """peers_grouped.py: the suites of peers.py for gemm_fp8_grouped: `grouped` (groups of rows, 24 problems and 5), `grouped_k`
-(gradients of the experts' weights) and `grouped_masked` (few rows an expert), beside torch._grouped_mm in bf16 and, where
-it can be imported, DeepGEMM, whose contiguous groups are padded to 128 rows. `dense` is one product of ridge of all rows
-with one weight: the same FLOP without groups. `padded`: ridge's product where each group has DeepGEMM's rows. `read`: a
-read of the weights of the experts that have rows.
+(gradients of the experts' weights) and `grouped_masked` (few rows an expert), beside torch._grouped_mm in bf16, cuBLASLt's
+grouped matmul where CUBLASLT names a library that has it (cublaslt_grouped.py) and, where it can be imported, DeepGEMM, whose
+contiguous groups are padded to 128 rows. `dense` is one product of ridge of all rows with one weight: the same FLOP without
+groups. `padded`: ridge's product where each group has DeepGEMM's rows. `read`: a read of the weights of the experts that have
+rows.
 
 GROUPED_ROWS in the environment narrows `grouped` to problems of these rows an expert, GROUPED_ROWS=64,256, and
 GROUPED_FROM to those from that number on."""
@@ -142,13 +143,20 @@ def rows_problem(lib, all_kernels, deep, name, groups, n, k, rows, routing):
     if deep:
         providers["deepgemm"] = ("m_grouped_fp8_gemm_nt_contiguous", contiguous(deep, x, scale, wide, sw, n))
 
+    def right(w, g, rows):
+        part = slice(sum(given[:g]), sum(given[:g]) + rows)
+        return ((a[part].double() * sa[:, part].double().t().repeat_interleave(128, 1)[:, :k]) @
+                (w[g][:128].double() * sw[g][:1].double().repeat_interleave(128, 1)[:, :k]).t())
+
     def error(w):
         g = max(range(groups), key=lambda i: given[i])
-        first = sum(given[:g])
-        part = slice(first, first + min(given[g], 256))
-        want = ((a[part].double() * sa[:, part].double().t().repeat_interleave(128, 1)[:, :k]) @
-                (w[g][:128].double() * sw[g][:1].double().repeat_interleave(128, 1)[:, :k]).t())
-        return ((d[part, :128].double() - want).norm() / want.norm()).item()
+        first, rows = sum(given[:g]), min(given[g], 256)
+        want = right(w, g, rows)
+        return ((d[first:first + rows, :128].double() - want).norm() / want.norm()).item()
+
+    if os.environ.get("CUBLASLT"):
+        import cublaslt_grouped
+        providers |= cublaslt_grouped.providers(a, sa, given, sets, sw, lambda g, rows: right(sets[0], g, rows))
 
     return dict(op="gemm_fp8_grouped", problem=f"model={name} m={m} n={n} k={k} groups={groups} routing={routing}",
                 bytes=groups * n * k + m * k + 2 * m * n, flops=2 * m * n * k, sets=sets, providers=providers, error=error)
