@@ -10,8 +10,9 @@ configure() {
 }
 case $3 in
 clang)
+    target=ridge_tool
     configure -DCMAKE_C_COMPILER=clang -DBUILD_TESTING=OFF
-    "$dir/ridge" test --quick --once --device cpu --quiet --part 1/3 # a case's oracle takes most of the time
+    "$dir/ridge" test --quick --once --device cpu --quiet --part 1/6 # a case's oracle takes most of the time
     ;;
 sanitizers)
     target=sanitized
@@ -20,8 +21,8 @@ sanitizers)
 asan)
     dir=$2/other-sanitizers device=cpu
     ! grep -qs avx2 /proc/cpuinfo || device=cpu:avx2 # avx512's rows are the same sources, and time is short
-    # Every second case of vector rows: 290 CPU seconds for all. rows.cpu runs them all without a sanitizer.
-    "$dir/ridge" test --quick --once --device $device --quiet --kernel '*avx*' --part 1/2
+    # Every fourth case of vector rows: 370 CPU seconds for all. rows.cpu runs them all without a sanitizer.
+    "$dir/ridge" test --quick --once --device $device --quiet --kernel '*avx*' --part 1/4
     # Of ops with such rows every fifth case in plain C, which takes longest: 41 of 49 CPU seconds of gemm_fp8's.
     vectors=$("$dir/ridge" kernels | sed -n 's/^cpu\.\([a-z0-9_]*\)\.[a-z0-9_.]*avx.*/\1/p' | sort -u)
     for op in $("$dir/ridge" ops | sed -n 's/^\([a-z0-9_]*\):.*/\1/p'); do
