@@ -52,7 +52,7 @@ static __device__ __forceinline__ float mma_scale_at(const mma_scale &s, int row
     return s.at[(row >> s.shift) * s.row + block * s.block];
 }
 
-/* The columns of every tile of 8 have one scale of B. */
+/* The columns of every tile of 8, or of an aligned tile of 128, have one scale of B. */
 static __device__ __forceinline__ bool mma_scale_of_tiles(const mma_args &p)
 {
     return p.scale_last || p.scale_b.shift > 0;
@@ -453,7 +453,12 @@ static __device__ __forceinline__ void mma_part(const mma_args &p, mma_small_mem
         mma_copy_commit();
         mma_block<KIND, E5_B, E5_A, SMALL_N / 16, TOKENS / 8>(ptx_shared(stage->b) + at, ptx_shared(stage->a) + at,
                                                               acc);
-        mma_promote<SMALL_N / 16, TOKENS / 8>(stage->scale_b, stage->scale_a, mma_unit<KIND, E5_A, E5_B>(), acc, fin);
+        if (mma_scale_of_tiles(p))
+            mma_promote_rows<SMALL_N / 16, TOKENS / 8>(stage->scale_b[0], stage->scale_a, mma_unit<KIND, E5_A, E5_B>(),
+                                                       acc, fin);
+        else
+            mma_promote<SMALL_N / 16, TOKENS / 8>(stage->scale_b, stage->scale_a, mma_unit<KIND, E5_A, E5_B>(), acc,
+                                                  fin);
         now = now + 1 == p.stages ? 0 : now + 1;
         next = next + 1 == p.stages ? 0 : next + 1;
     }

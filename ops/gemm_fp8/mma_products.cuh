@@ -179,6 +179,24 @@ static __device__ __forceinline__ void mma_promote(const float *scale_a, const f
     }
 }
 
+/* The same where all of the warp's rows have one scale: half as many products of scales and fewer loads. */
+template <int MT, int NT>
+static __device__ __forceinline__ void mma_promote_rows(float row, const float *scale_b, float unit,
+                                                        float (*acc)[NT][4], float (*fin)[NT][4])
+{
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+        const float2 s = *(const float2 *)&scale_b[8 * j + threadIdx.x % 4 * 2];
+        const float x = row * s.x, y = row * s.y;
+
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                fin[i][j][e] = __fmaf_rn(e % 2 ? y : x, acc[i][j][e] * unit, fin[i][j][e]);
+    }
+}
+
 /* The same of tiles `from` to `to` of 16 x 8 results, NT in a row, where the 8 columns of a tile have one scale. */
 template <int NT>
 static __device__ __forceinline__ void mma_promote_tiles(int from, int to, const float *scale_a, const float *scale_b,

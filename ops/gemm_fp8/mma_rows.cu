@@ -100,12 +100,21 @@ static size_t memory_of(const mma_tile *tile, int warps, int stages)
            (warps < tile->warps ? tile->sums : 0);
 }
 
-/* Warps and stages. The SM is shared by as many CTAs as registers allow, unless there are fewer tiles than SMs, or it
- * would leave less than two stages; at most 4 stages, the most that mma_copy_wait can wait for. */
+/* CTAs of an SM: as registers allow, and shared memory with two stages each (on sm_86, sm_89 and sm_120 often one). */
+static int ctas_of(const ridge_device *device, const mma_tile *tile)
+{
+    const size_t most = (size_t)host_max_shared(device) + 1024, two = memory_of(tile, tile->warps, 2) + 1024;
+    const int fit = most < two ? 1 : (int)(most / two);
+
+    return fit < tile->ctas ? fit : tile->ctas;
+}
+
+/* Warps and stages. CTAs share the SM unless there are fewer tiles than SMs; at most 4 stages, the most that
+ * mma_copy_wait can wait for. */
 static void choose_stages(const ridge_device *device, const mma_tile *tile, int64_t tiles, int *warps, int *stages)
 {
     const size_t most = (size_t)host_max_shared(device);
-    const size_t part = tiles > device->units ? (most + 1024) / (size_t)tile->ctas - 1024 : most;
+    const size_t part = tiles > device->units ? (most + 1024) / (size_t)ctas_of(device, tile) - 1024 : most;
 
     *warps = tile->warps;
     *stages = 4;
@@ -260,12 +269,13 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const bool few = tile->block_m < LARGE_M, split = is_split(tile);
     const double sums = split ? 0.5 + 1.5e-3 * (double)split_workspace(device, kernel, problem) / device->copy_gbps : 0;
     const double moved = few ? n * k : m * k + n * k + 2 * m * n;
+    const int ctas = ctas_of(device, tile);
     const bool slow = problem->inputs_align < 4 || (problem->packed && problem->dim[2] % 16);
     double per_sm = count / device->units, us = few ? per_sm * single : 0, waves;
 
     us = us < per_sm * macs / tensor ? per_sm * macs / tensor : us;
     if (!few) {
-        per_sm = per_sm > tile->ctas ? tile->ctas : per_sm > 1 ? (double)(int64_t)(per_sm + 0.999) : 1;
+        per_sm = per_sm > ctas ? ctas : per_sm > 1 ? (double)(int64_t)(per_sm + 0.999) : 1;
         waves = (double)(int64_t)(count / (per_sm * device->units) + 0.999);
         waves = (waves > 1 ? waves : 1) * single * (1 + 0.42 * (per_sm - 1));
         us = us < waves ? waves : us;

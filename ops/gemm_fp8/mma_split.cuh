@@ -148,8 +148,12 @@ static __global__ void __launch_bounds__(LARGE_THREADS, 2) gemm_split(const __gr
         mma_copy_commit();
         mma_block<KIND, E5_B, E5_A, SPLIT_MT, SPLIT_NT>(ptx_shared(stage->b) + lane_b, ptx_shared(stage->a) + lane_a,
                                                         acc);
-        mma_promote<SPLIT_MT, SPLIT_NT>(stage->scale_b + warp_row, stage->scale_a, mma_unit<KIND, E5_A, E5_B>(), acc,
-                                        fin);
+        if (mma_scale_of_tiles(p))
+            mma_promote_rows<SPLIT_MT, SPLIT_NT>(stage->scale_b[0], stage->scale_a, mma_unit<KIND, E5_A, E5_B>(), acc,
+                                                 fin);
+        else
+            mma_promote<SPLIT_MT, SPLIT_NT>(stage->scale_b + warp_row, stage->scale_a, mma_unit<KIND, E5_A, E5_B>(),
+                                            acc, fin);
         mma_step(&at, p.blocks);
         if (at.part != part)
             mma_add_part(part == first, fin, sum);
