@@ -127,6 +127,55 @@ TEST(slices_give_the_loss_and_the_gradients_of_the_whole)
     }
 }
 
+/* sum_r scale_r loss_r where the logits have moved by h along `to`. */
+static double loss_at(float beta, double h, const float *to)
+{
+    static float before[T];
+    float loss[ROWS];
+    double sum = 0;
+    ridge_call call = divergence(0, V, beta, loss);
+
+    memcpy(before, student, sizeof before);
+    for (int i = 0; i < T; i++)
+        student[i] += (float)h * to[i];
+    run(&call);
+    memcpy(student, before, sizeof before);
+    for (int r = 0; r < ROWS; r++)
+        sum += (double)scale[r] * (double)loss[r];
+    return sum;
+}
+
+/* Along a direction; row 4 is left out. */
+TEST(gradients_are_finite_differences)
+{
+    static const float betas[] = {0, 0.3f, 0.8f, 1};
+    static float to[T], gradient[T];
+    const double h = 0x1p-5;
+    unsigned seed = 7;
+
+    for (int i = 0; i < T; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        to[i] = (float)(seed >> 8) * 0x1p-23f - 1;
+    }
+    for (int b = 0; b < 4; b++) {
+        const double slope = (loss_at(betas[b], h, to) - loss_at(betas[b], -h, to)) / (2 * h);
+        float loss[ROWS];
+        double along = 0, size = 0;
+        ridge_call call = divergence(0, V, betas[b], loss);
+
+        ridge_set(&call, RIDGE_DIVERGENCE_DLOGITS, RIDGE_F32, gradient, 0);
+        run(&call);
+        for (int i = 0; i < T; i++) {
+            along += (double)gradient[i] * (double)to[i];
+            size += (double)gradient[i] * (double)gradient[i];
+        }
+        if (!(fabs(along - slope) <= 2e-3 * sqrt(size)))
+            fail_msg("beta %g: the gradient along a direction is %g, the finite difference %g", (double)betas[b], along,
+                     slope);
+        assert_true(fabs(slope) > 0.05 * sqrt(size)); /* else this shows nothing */
+    }
+}
+
 static void refuses(const ridge_call *call, const char *words)
 {
     assert_int_equal(ridge_run(device, call, NULL, 0, NULL), RIDGE_ERR_ARG);
@@ -157,6 +206,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slices_give_the_loss_and_the_gradients_of_the_whole),
+        cmocka_unit_test(gradients_are_finite_differences),
         cmocka_unit_test(refuses_half_a_slice),
     };
 

@@ -177,6 +177,51 @@ def test_examples_of_losses(device, name, monkeypatch, needs):
         assert rms(g, v) < 1e-4
 
 
+def objectives(x, w, t):
+    """{name: a loss of (x, w, bias)}: every function of this package with gradients through the head, with its options."""
+    more = {"softcap": 4.0, "temperature": 0.8}
+    device, vocab = x.device, w.shape[0]
+    ids, logq = teacher_of(torch.randn_like(x), w, 12)
+    ids[0, 0], ids[1, 2, 3] = -100, -100  # a row and a class that do not count
+    up, ups = torch.randn(t.shape, device=device), torch.randn(ids.shape, device=device)
+    other, head, mask = torch.randn(*t.shape, 48, device=device), torch.randn(vocab, 48, device=device) / 6, t % 3 > 0
+    smooth = {"weight": torch.rand(vocab, device=device), "label_smoothing": 0.1, "lse_square_scale": 1e-2}
+    out = {"cross_entropy": lambda x, w, b: R.linear_cross_entropy(x, w, t, b, reduction="sum", **smooth, **more),
+           "entropy": lambda x, w, b: (R.linear_entropy(x, w, b, mask, **more) * up).sum(),
+           "weighted_nll": lambda x, w, b: R.linear_weighted_nll(x, w, t, up, b, **more)[0],
+           "logprobs": lambda x, w, b: sum((v * up).sum() for v in R.linear_logprobs(x, w, t, b, entropy=True, **more)),
+           "logprobs of ids": lambda x, w, b: (R.linear_logprobs(x, w, ids, b, **more) * ups).sum()}
+    for tail in (False, True):
+        for reverse in (False, True):
+            out[f"kl {reverse} {tail}"] = lambda x, w, b, f={"reverse": reverse, "tail": tail}: (
+                R.linear_kl(x, w, logq, ids, b, **f, **more) * up).sum()
+        out[f"jsd {tail}"] = lambda x, w, b, f={"beta": 0.3, "tail": tail}: (R.linear_jsd(x, w, logq, ids, b, **f, **more) * up).sum()
+    for beta in (0.0, 0.3, 1.0):
+        out[f"distill {beta}"] = lambda x, w, b, f={"beta": beta, "teacher_softcap": 3.0, "reduction": "sum"}: R.linear_distill(
+            x, w, other, head, b, None, mask, **f, **more)
+    return out
+
+
+def test_gradients_are_finite_differences(device, needs):
+    """Along random directions in input, weight and bias, with softcap, temperature, and rows and classes that do not count. A gradient
+    that is off by a part of its norm is off by about as much along such a direction; f32 leaves 1e-4 of it."""
+    x, w, t, _ = ce_problem(device, torch.float32, {}, (4, 5), 32, 70)
+    t[1, 3] = -100
+    point = [x, w, torch.randn(70, device=device) / 2]
+    for name, loss in objectives(x, w, t).items():
+        one = leaves(*point)
+        gradients = torch.autograd.grad(needs(lambda: loss(*one)), one)
+        for _ in range(3):
+            to = [torch.randn_like(p) for p in point]
+            with torch.no_grad():
+                difference = lambda h: (loss(*(p + h * d for p, d in zip(point, to)))
+                                        - loss(*(p - h * d for p, d in zip(point, to)))).item() / (2 * h)
+                slope = (4 * difference(2**-8) - difference(2**-7)) / 3
+            along = sum((g.double() * d.double()).sum().item() for g, d in zip(gradients, to))
+            norm = sum(g.double().square().sum().item() for g in gradients) ** 0.5
+            assert abs(along - slope) < 1e-3 * norm, (name, along, slope, norm)
+
+
 def trained(device, dtype, seed, loss):
     """Losses of 60 steps of a two-layer model, from the same weights and data for every dtype and loss."""
     g = torch.Generator().manual_seed(seed)

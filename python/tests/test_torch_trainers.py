@@ -1,7 +1,9 @@
 """ridge.torch.trainers: TRL's own trainers, and verl's own fused heads, on a tiny Llama with and without ridge. Skipped without TRL
-or verl: `pip install trl==1.16.0` and `pip install --no-deps verl==0.9.1` (its packages would import Ray: only the modules are)."""
+or verl: `pip install trl==1.16.0` and `pip install --no-deps verl==0.9.1`, of which single modules are imported. Its trainer needs
+Ray and more: `pip install ray tensordict peft hydra-core codetiming uvicorn fastapi torchdata pillow accelerate datasets`."""
 import importlib.util
 import os
+import subprocess
 import sys
 import types
 
@@ -231,3 +233,90 @@ def test_verl_triton_backend_and_its_own(verl):
         assert T._verl(x, w, torch.arange(5)) is None and T._verl_triton(x.float(), w.float(), torch.arange(5), 1.0, "mean") is None
         with pytest.raises(ridge.ArgumentError, match="verl is patched already"):
             T.patch_verl()
+
+
+# verl's FSDP engine, which its workers for PPO and GRPO train by, in one process on the CPU: verl asks its "platform" for the device.
+# The head is the embedding's weight: sharded on its own it would reach verl's fused head as a DTensor, which that does not take.
+ENGINE = """
+import functools, os, sys
+os.environ |= dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
+import torch, transformers
+sys.path.insert(0, sys.argv[1])
+import ridge.torch.trainers as T
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+from tensordict import TensorDict
+from verl.plugin.platform import set_platform
+from verl.plugin.platform.platform_cuda import PlatformCUDA
+
+class Cpu(PlatformCUDA):
+    device_name, device_module = "cpu", torch.cpu
+    current_device = lambda self: "cpu"
+    is_available = lambda self: True
+    communication_backend_name = lambda self: "gloo"
+
+set_platform(Cpu())
+import verl.models.transformers.monkey_patch as patches
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils
+from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.utils.losses import ppo_loss
+patches.is_trl_available = lambda: False  # it would patch a class that newer TRLs do not have
+
+def batch(step):
+    g = torch.Generator().manual_seed(step)
+    ids = lambda lengths: [torch.randint(3, 64, (n,), generator=g) for n in lengths]
+    prompts, answers = ids((3, 5, 2, 4)), ids((4, 2, 6, 3))
+    mask = [torch.ones(len(a)) for a in answers]
+    every = dict(input_ids=[torch.cat(pair) for pair in zip(prompts, answers)], prompts=prompts, responses=answers, response_mask=mask,
+                 position_ids=[torch.arange(len(p) + len(a)) for p, a in zip(prompts, answers)],
+                 loss_mask=[torch.cat((torch.zeros(len(p)), m)) for p, m in zip(prompts, mask)],
+                 old_log_probs=[torch.randn(len(a), generator=g) / 4 - 4 for a in answers],
+                 advantages=[torch.randn(1, generator=g).repeat(len(a)) for a in answers])
+    data = TensorDict({k: torch.nested.nested_tensor(rows, layout=torch.jagged) for k, rows in every.items()}, batch_size=4)
+    tensordict_utils.assign_non_tensor(data, use_remove_padding=False, use_dynamic_bsz=False, micro_batch_size_per_gpu=2,
+                                       use_fused_kernels=True, temperature=0.8, calculate_entropy=True, global_batch_size=4)
+    return data
+
+def train():
+    model = HFModelConfig(path=sys.argv[2], load_tokenizer=False, use_fused_kernels=True, use_remove_padding=False,
+                          override_config={"attn_implementation": "sdpa"}, enable_gradient_checkpointing=False,
+                          fused_kernel_options={"impl_backend": "torch"})
+    engine = FSDPEngineWithLMHead(model, FSDPEngineConfig(strategy="fsdp2", mixed_precision={"param_dtype": "fp32"}),
+                                  FSDPOptimizerConfig(lr=1e-2, total_training_steps=3), CheckpointConfig())
+    engine.initialize()
+    actor = FSDPActorConfig(strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=2, ppo_mini_batch_size=4, entropy_coeff=0.05)
+    steps = []
+    with engine.train_mode():
+        for step in range(3):
+            out = engine.train_batch(batch(step), functools.partial(ppo_loss, actor))
+            gradients = {n: p.grad.full_tensor().clone() for n, p in engine.module.named_parameters()}
+            steps.append((sum(out["loss"]), out["metrics"]["grad_norm"], gradients))
+    return steps
+
+want, own, calls = train(), T._verl, []
+T._verl = lambda *args: calls.append(own(*args)) or calls[-1]
+with T.patch_verl():
+    got = train()
+assert len(calls) == 6 and all(out is not None for out in calls), len(calls)  # two micro-batches a step
+for (loss, norm, gradients), (loss_, norm_, reference) in zip(got, want):
+    assert abs(loss - loss_) < 1e-5 and abs(norm - norm_) < 1e-4 * norm_ and norm_ > 0.1, (loss, loss_, norm, norm_)
+    assert gradients.keys() == reference.keys() and len(gradients) > 15
+    for name, g in gradients.items():
+        assert (g - reference[name]).norm() <= 1e-4 * reference[name].norm() and reference[name].norm() > 0, name
+print("trained", [loss for loss, _, _ in got])
+"""
+
+
+def test_verl_trainer(tmp_path):
+    """Three steps of PPO with an entropy bonus by verl's own engine and loss: losses, gradient norms, every parameter's gradient."""
+    for name in ("verl", "ray", "tensordict", "peft", "hydra", "codetiming", "uvicorn", "fastapi", "torchdata", "PIL"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+    model = llama()
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(tmp_path)
+    root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+    run = subprocess.run([sys.executable, "-c", ENGINE, root, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0 and "trained" in run.stdout, run.stderr[-2000:]

@@ -452,9 +452,10 @@ def linear_distill(input: Tensor, linear_weight: Tensor, teacher_input: Tensor, 
     in chunks of rows: of neither are all logits in memory at once. f32.
 
     beta 0: KL(teacher, student); 1: KL(student, teacher); between: linear_jsd's divergence. A softcap c makes c tanh(z / c) of
-    the student's logits, teacher_softcap of the teacher's; 0 is none. The hidden sizes may differ, the classes not. mask [..] bool: False leaves a row out. reduction: "mean" over the rows that are not left out, or "sum"; 0 of
-    none. The gradients in input, linear_weight and linear_bias are made with the loss, by PyTorch's products; the teacher has
-    none. There is no factor of temperature squared.
+    the student's logits, teacher_softcap of the teacher's; 0 is none. The hidden sizes may differ, the classes not. mask [..] bool:
+    False leaves a row out. reduction: "mean" over the rows that are not left out, or "sum"; 0 of none. The gradients in input,
+    linear_weight and linear_bias are made with the loss, by PyTorch's products; the teacher has none. There is no factor of
+    temperature squared.
     """
     _of_distill(input, linear_weight, teacher_input, teacher_weight, linear_bias, teacher_bias, mask, beta, temperature, softcap,
                 teacher_softcap, reduction)
