@@ -2,17 +2,18 @@
 beside TRL, verl and Liger, in one process, on the same tensors.
 
     python3 bench/peers_rl.py [--lib build/libridge.so] [--peers DIR] [--csv FILE] [--commit ID] [--rounds N] [--shapes 0,1,...]
-        [--only NAMES] [--ops NAMES] [--limit SECONDS]
+        [--only NAMES] [--ops NAMES] [--clocks hot,cool] [--limit SECONDS]
 
-ops: logprobs_forward; logprobs_train (forward, and backward of the log-probabilities); logprobs_entropy_train (of the entropies too);
-grpo_train (the clipped objective); weighted_train (gradients of the log-probabilities known beforehand) and distill_train (a JSD
-from a teacher of the same sizes), ridge alone. "cublas" is the product x W^T alone, "liger_cute"
-liger-cute-kernels as a team of one. Other rivals: "torch" (logits, log_softmax, gather), the same by torch.compile, "trl" (TRL 1.16's
-head, its trainers' default), "trl_logits" (cuBLAS's logits and TRL's Triton kernel on them), "trl_1.13" (its SFT trainer's default
-loss before that head: ce_train alone), "verl" and "verl_triton" (its two backends),
-"liger" (GRPO only; its Hopper kernels for the log-probabilities need nvidia-cutlass-dsl). --peers: a folder with the unpacked
-packages (TRL 1.13's trl/trainer/sft_trainer.py as trl_1.13.py), whose modules are imported without the packages' own imports.
-peak_bytes: memory beyond the inputs, gradients included.
+ops: ce_eval and ce_train (the loss alone, and with its gradients); logprobs_forward; logprobs_train (forward, and backward of the
+log-probabilities); logprobs_entropy_train (of the entropies too); grpo_train (the clipped objective); weighted_train (gradients of
+the log-probabilities known beforehand) and distill_train (a JSD from a teacher of the same sizes), ridge alone. "cublas" is the
+product x W^T alone, "liger_cute" liger-cute-kernels as a team of one, "liger_cute_nll" the same without the entropy. Other rivals:
+"torch" (logits, log_softmax, gather), the same by torch.compile, "trl" (TRL 1.16's head, its trainers' default), "trl_logits"
+(cuBLAS's logits and TRL's Triton kernel on them), "trl_1.13" (its SFT trainer's default loss before that head: ce_train alone),
+"verl" and "verl_triton" (its two backends), "liger" (GRPO only; its Hopper kernels for the log-probabilities need
+nvidia-cutlass-dsl). --peers: a folder with the unpacked packages (TRL 1.13's trl/trainer/sft_trainer.py as trl_1.13.py), whose
+modules are imported without the packages' own imports. --clocks: "hot" times a call after 0.15 s of its own kind, "cool" after
+0.15 s without work; the problem's text says which. peak_bytes: memory beyond the inputs, gradients included.
 err: of the gradients, as in peers_ce.py. Columns as `ridge bench --csv` writes them.
 """
 import argparse
@@ -35,7 +36,8 @@ from peers import COLUMNS
 from peers_ce import Problem, error, reference
 
 SHAPES = [(8192, 4096, 128256), (8192, 4096, 151936), (16384, 2048, 248320), (8192, 2880, 201088), (4096, 3840, 262144),
-          (4096, 7168, 129280), (8192, 2304, 256000), (8192, 5120, 152064)]
+          (4096, 7168, 129280), (8192, 2304, 256000), (8192, 5120, 152064),
+          (1024, 4096, 128256), (16384, 2048, 32000)]
 SEQUENCES = 8  # of a GRPO group
 
 
@@ -112,19 +114,27 @@ class LigerCute(torch.autograd.Function):
     native = team = None
 
     @staticmethod
-    def forward(ctx, x, w, y):
+    def forward(ctx, x, w, y, entropy):
         f = LigerCute.native
         f.fused_linear_scaled_cross_entropy_configure_backward(len(x), x.shape[1], len(w), 1, LigerCute.team)
         f.fused_linear_scaled_cross_entropy_configure_forward(len(x), len(w), LigerCute.team)
-        nll, lse, entropy = f.fused_linear_scaled_cross_entropy_forward(x, w, y, 0, -100, 1.0, LigerCute.team, True)
-        ctx.save_for_backward(x, w, y, lse, entropy)
-        return -nll, entropy
+        nll, lse, of_rows = f.fused_linear_scaled_cross_entropy_forward(x, w, y, 0, -100, 1.0, LigerCute.team, entropy)
+        ctx.save_for_backward(x, w, y, lse, of_rows)
+        ctx.entropy = entropy
+        return -nll, of_rows
 
     @staticmethod
     def backward(ctx, dlogprob, dentropy):
         dentropy = torch.zeros_like(dlogprob) if dentropy is None else dentropy
-        return *LigerCute.native.fused_linear_scaled_cross_entropy_backward(-dlogprob, dentropy, *ctx.saved_tensors, 0, -100, 1.0,
-                                                                            LigerCute.team, 1, True), None
+        up = (-dlogprob).contiguous(), dentropy.contiguous()
+        return *LigerCute.native.fused_linear_scaled_cross_entropy_backward(*up, *ctx.saved_tensors, 0, -100, 1.0, LigerCute.team, 1,
+                                                                            ctx.entropy), None, None
+
+    @staticmethod
+    def pools(x, w):
+        f = LigerCute.native
+        return (f.fused_linear_scaled_cross_entropy_forward_workspace_bytes(len(x), len(w))
+                + f.fused_linear_scaled_cross_entropy_backward_workspace_bytes(len(x), x.shape[1], len(w), 1))
 
 
 def liger_cute():
@@ -135,7 +145,8 @@ def liger_cute():
         native.get_uniqueid(of_one.data_ptr())
         native.init_with_uniqueid(0, 1, of_one.data_ptr())
         LigerCute.native, LigerCute.team = native, native.team_world()
-        return {"liger_cute": LigerCute.apply}
+        return {name: lambda x, w, y, entropy=name == "liger_cute": LigerCute.apply(x, w, y, entropy)
+                for name in ("liger_cute", "liger_cute_nll")}
     except Exception as problem:
         print(f"left out: liger_cute: {str(problem).splitlines()[0][:140] if str(problem) else type(problem).__name__}")
         return {}
@@ -178,20 +189,25 @@ def passes(p, names, liger, leaf, older):
         loss(*leaf, p.y, advantage).backward()
 
     losses = {name: (lambda *args, f=names[name]: grpo(f, *args)) for name in ("ridge", "trl", "verl") if name in names}
-    out = [("logprobs_forward", name, p.flops(1), lambda f=f: forward(f)) for name, f in names.items()]
+    out = [("logprobs_forward", name, p.flops(1), lambda f=f: forward(f)) for name, f in names.items() if name != "liger_cute_nll"]
     out += [("logprobs_train", name, p.flops(3), lambda f=f: train(f, 0)) for name, f in names.items()]
-    out += [("logprobs_entropy_train", name, p.flops(3), lambda f=f: train(f, 1)) for name, f in names.items()]
+    out += [("logprobs_entropy_train", name, p.flops(3), lambda f=f: train(f, 1)) for name, f in names.items()
+            if name != "liger_cute_nll"]
     if "ridge" in names:
         import ridge.torch as R
         teacher = torch.randn_like(p.x), torch.randn_like(p.w) * p.w.std()
         out += [("logprobs_forward", "cublas", p.flops(1), lambda: p.x @ p.w.T),
+                ("ce_eval", "ridge", p.flops(1), lambda: forward(R.linear_cross_entropy)),
                 ("ce_train", "ridge", p.flops(3), lambda: objective(lambda x, w, y, _: R.linear_cross_entropy(x, w, y))),
                 ("weighted_train", "ridge", p.flops(3),
                  lambda: objective(lambda x, w, y, a: R.linear_weighted_nll(x, w, y, a / len(y))[0])),
                 ("distill_train", "ridge", p.flops(4),
                  lambda: objective(lambda x, w, y, _: R.linear_distill(x, w, *teacher, beta=0.5)))]
-    sft = older | {name: (lambda x, w, y, f=names[name]: -f(x, w, y)[0].mean()) for name in ("trl", "verl_triton") if name in names}
+    sft = older | {name: (lambda x, w, y, f=names[name]: -f(x, w, y)[0].mean()) for name in ("trl", "verl_triton", "liger_cute_nll")
+                   if name in names}
     out += [("ce_train", name, p.flops(3), lambda f=f: objective(lambda x, w, y, _: f(x, w, y))) for name, f in sft.items()]
+    if "liger_cute_nll" in sft:
+        out.append(("ce_eval", "liger_cute_nll", p.flops(1), lambda: forward(sft["liger_cute_nll"])))
     return out + [("grpo_train", name, p.flops(3), lambda f=f: objective(f)) for name, f in {**losses, **liger}.items()]
 
 
@@ -204,10 +220,19 @@ def timed(call):
     return begin.elapsed_time(end) * 1e3
 
 
-def measure(p, names, liger, older, ops, rounds, deadline):
-    """[(op, provider, flops, sorted us, extra bytes, error)]"""
+def at_clocks(clocks, call, us):
+    """The time of a call at hot or at cool clocks."""
+    if clocks == "cool":
+        time.sleep(0.15)
+    for _ in range(1 + int(150e3 / us) if clocks == "hot" else 0):
+        call()
+    return timed(call)
+
+
+def measure(p, names, liger, older, ops, clocks, rounds, deadline):
+    """[(op, provider, flops, clocks, sorted us, extra bytes, error)]"""
     leaf = (p.x.detach().requires_grad_(), p.w.detach().requires_grad_())
-    truth, runs, times, peak, err = reference(p), [], {}, {}, {}
+    truth, runs, once, times, peak, err = reference(p), [], {}, {}, {}, {}
     for run in passes(p, names, liger, leaf, older):
         op, name, _, call = run
         if ops and op not in ops.split(","):
@@ -224,22 +249,25 @@ def measure(p, names, liger, older, ops, rounds, deadline):
             before = torch.cuda.memory_allocated()
             call()
             torch.cuda.synchronize()
-            peak[op, name] = torch.cuda.max_memory_allocated() - before
+            pools = LigerCute.pools(p.x, p.w) if name.startswith("liger_cute") else 0
+            peak[op, name] = torch.cuda.max_memory_allocated() - before + pools
             if op == "logprobs_train":
                 err[op, name] = error(leaf[0].grad, leaf[1].grad, truth)
-            times[op, name] = []
+            once[op, name] = timed(call)
+            times |= {(op, name, at): [] for at in clocks}
             runs.append(run)
         except Exception as problem:
             print(f"left out: {name} {op} at {p.text}: {str(problem).splitlines()[0][:160] if str(problem) else type(problem).__name__}")
-    for done in range(rounds):  # in an order of its own, each after a call of its own that is not timed
-        for i in torch.randperm(len(runs)).tolist():
-            op, name, _, call = runs[i]
-            if done and time.monotonic() > deadline:
-                break
-            call()
-            times[op, name].append(timed(call))
+    for done in range(rounds):  # in an order of its own
+        for at in clocks:
+            for i in torch.randperm(len(runs)).tolist():
+                op, name, _, call = runs[i]
+                if done and time.monotonic() > deadline:
+                    break
+                times[op, name, at].append(at_clocks(at, call, once[op, name]))
     leaf[0].grad = leaf[1].grad = None
-    return [(op, name, flops, sorted(times[op, name]), peak[op, name], err.get((op, name), "")) for op, name, flops, _ in runs]
+    return [(op, name, flops, at, sorted(times[op, name, at]), peak[op, name], err.get((op, name), ""))
+            for op, name, flops, _ in runs for at in clocks]
 
 
 def main():
@@ -252,6 +280,7 @@ def main():
     parser.add_argument("--shapes", default=",".join(str(i) for i in range(len(SHAPES))))
     parser.add_argument("--only", help="these providers, comma-separated")
     parser.add_argument("--ops", help="these ops, comma-separated")
+    parser.add_argument("--clocks", default="hot", help="hot, cool or both, comma-separated")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which nothing new is begun")
     args = parser.parse_args()
     deadline = time.monotonic() + args.limit
@@ -270,13 +299,14 @@ def main():
     for at in (int(s) for s in args.shapes.split(",")):
         torch._dynamo.reset()
         p = Problem(*SHAPES[at])
-        for op, name, flops, t, peak, err in measure(p, names, liger, older, args.ops, args.rounds, deadline):
+        for op, name, flops, clocks, t, peak, err in measure(p, names, liger, older, args.ops, args.clocks.split(","), args.rounds,
+                                                             deadline):
             if not t:
                 continue
             us = statistics.median(t)
-            row = dict(base, op=op, problem=p.text, provider=name, kernel=name, us=us, us_p20=t[len(t) // 5], us_p80=t[-1 - len(t) // 5],
-                       tflops=flops / us * 1e-6, err=err, peak_bytes=float(peak))
-            print(f"{op:22s} {p.text} {name:13s} {us * 1e-3:8.3f} ms {flops / us * 1e-6:6.0f} TFLOP/s {peak * 1e-6:8.0f} MB"
+            row = dict(base, op=op, problem=f"{p.text} clocks={clocks}", provider=name, kernel=name, us=us,
+                       us_p20=t[len(t) // 5], us_p80=t[-1 - len(t) // 5], tflops=flops / us * 1e-6, err=err, peak_bytes=float(peak))
+            print(f"{op:22s} {p.text} {clocks:4s} {name:14s} {us * 1e-3:8.3f} ms {flops / us * 1e-6:6.0f} TFLOP/s {peak * 1e-6:8.0f} MB"
                   + (f" err {err:.2e}" if err != "" else ""), flush=True)
             if args.csv:
                 new = not os.path.exists(args.csv) or os.path.getsize(args.csv) == 0
