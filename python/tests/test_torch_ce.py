@@ -321,6 +321,8 @@ def test_linear_topk(device, dtype, options, needs):
     near(logprob[mask], log_p.topk(7).values[mask], tol)
     near(logprob[mask], log_p.gather(-1, ids.clamp(min=0))[mask], tol)
     assert (ids.sort().values.diff()[mask] > 0).all()
+    equal = R.linear_topk(x[0], w[5].expand_as(w).contiguous(), 7, **options)[0]  # of equals the lowest class
+    assert torch.equal(equal, torch.arange(7, device=device).expand_as(equal))
     for k in (0, 257):
         with pytest.raises(ridge.ArgumentError, match=f"k is {k}"):
             R.linear_topk(x, w, k)
