@@ -37,6 +37,13 @@ static void divergence_cases(const ridge_op_row *op, case_level level, case_list
                                           "beta=0 lse=1 teacher_lse=1",
                                           "beta=0 lse=1 teacher_lse=1 own=1 dlogits=f16"};
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    static const char *const longer[] = {
+        "rows=3 cols=151936 dtype=f32 beta=0.5 dlogits=bf16 scale=1",
+        "rows=2 cols=151936 dtype=bf16 beta=0.3 dlogits=bf16",
+        "rows=2 cols=270008 dtype=f32 beta=0.25 temperature=2 dlogits=f32",
+        "rows=2 cols=270008 dtype=f32 beta=0 dlogits=f16",
+        "rows=1 cols=270008 dtype=f32 beta=1",
+    };
     char text[128];
 
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
@@ -47,6 +54,9 @@ static void divergence_cases(const ridge_op_row *op, case_level level, case_list
                 snprintf(text, sizeof text, "%s dtype=%s %s", shape[i].shape, dtypes[d], options[o]);
                 cases_add(list, op, text, shape[i].layout);
             }
+    /* More than a cluster of eight CTAs, or of sixteen, keeps of a row. */
+    for (size_t i = 0; i < sizeof longer / sizeof longer[0]; i++)
+        cases_add(list, op, longer[i], (test_case){.fill = FILL_NORMAL});
 }
 
 /* Of a row of logits, as if other slices had half as much again. */

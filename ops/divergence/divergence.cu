@@ -35,14 +35,15 @@ static __device__ __forceinline__ void softmax_pass(const divergence_args &a, co
                                                     row_softmax *of_p, row_softmax *of_q, float *shared)
 {
     const float rate = LOG2E / a.temperature;
+    const int64_t groups = groups_of(a.cols);
     float sum_p = 0.0f, sum_q = 0.0f;
 
     *of_p = *of_q = {-CUDART_INF_F, 0.0f};
-    for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols; col += THREADS * GROUP) {
+    for (int64_t group = threadIdx.x; group < groups; group += THREADS) {
         float z[GROUP], y[GROUP];
 
-        load_group<D>(student, col, a.cols, a.vector, z);
-        load_group<D>(teacher, col, a.cols, a.vector, y);
+        load_group<D>(a, student, group, groups, z);
+        load_group<D>(a, teacher, group, groups, y);
         add_group(of_p, &sum_p, rate, z);
         add_group(of_q, &sum_q, rate, y);
     }
@@ -56,12 +57,13 @@ static __device__ __forceinline__ void terms_pass(const divergence_args &a, cons
                                                   row_softmax of_p, row_softmax of_q, float *own, float *other)
 {
     const float rate = LOG2E / a.temperature;
+    const int64_t groups = groups_of(a.cols);
 
-    for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols; col += THREADS * GROUP) {
+    for (int64_t group = threadIdx.x; group < groups; group += THREADS) {
         float z[GROUP], y[GROUP];
 
-        load_group<D>(student, col, a.cols, a.vector, z);
-        load_group<D>(teacher, col, a.cols, a.vector, y);
+        load_group<D>(a, student, group, groups, z);
+        load_group<D>(a, teacher, group, groups, y);
         add_terms(a, of_p, of_q, rate, z, y, own, other);
     }
 }
@@ -71,14 +73,15 @@ static __device__ __forceinline__ void gradient_row(const divergence_args &a, in
                                                     const char *teacher, row_softmax of_p, row_softmax of_q, float own)
 {
     const float rate = LOG2E / a.temperature, factor = factor_of(a, r);
+    const int64_t groups = groups_of(a.cols);
 
-    for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols; col += THREADS * GROUP) {
+    for (int64_t group = threadIdx.x; group < groups; group += THREADS) {
         float z[GROUP], y[GROUP], unused[4] = {};
 
-        load_group<D>(student, col, a.cols, a.vector, z);
-        load_group<D>(teacher, col, a.cols, a.vector, y);
+        load_group<D>(a, student, group, groups, z);
+        load_group<D>(a, teacher, group, groups, y);
         add_terms(a, of_p, of_q, rate, z, y, unused, unused + 2);
-        store_group_gradients(a, r, col, factor, own, z, y);
+        store_group_gradients<D>(a, r, group, factor, own, z, y);
     }
 }
 
@@ -96,8 +99,8 @@ static __global__ void __launch_bounds__(THREADS, 2) divergence(const __grid_con
     if (a.scale && a.scale[r] == 0.0f) {
         const float zero[GROUP] = {};
 
-        for (int64_t col = (int64_t)threadIdx.x * GROUP; col < a.cols && a.dlogits; col += THREADS * GROUP)
-            store_gradients(a, r, col, zero);
+        for (int64_t group = threadIdx.x; group < groups_of(a.cols) && a.dlogits; group += THREADS)
+            store_gradients<D>(a, r, group, zero);
         if (threadIdx.x == 0 && a.loss)
             store_loss(a, r, 0.0f, 0.0f);
         return;

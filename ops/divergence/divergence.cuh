@@ -28,50 +28,80 @@ static __device__ __forceinline__ float lg2(float x)
     return y;
 }
 
-/* GROUP classes from `col` on; beyond the last one -inf, of which nothing comes. */
-template <int D>
-static __device__ __forceinline__ void load_group(const char *row, int64_t col, int64_t cols, bool vector, float *v)
-{
-    if (vector && col + GROUP <= cols) {
-        const uint4 *from = (const uint4 *)(row + col * (D == RIDGE_F32 ? 4 : 2));
+/* The first class of a thread's group. SPAN classes of it lie side by side, of f32 four and 128 further on the other
+ * four, so that a warp reads whole lines. A row has a multiple of 32 groups. */
+#define SPAN(D) ((D) == RIDGE_F32 ? 4 : (int)GROUP)
 
-        num_unpack<D>(from[0], v);
-        if (D == RIDGE_F32)
-            num_unpack<D>(from[D == RIDGE_F32], v + 4);
-        return;
-    }
+template <int D> static __device__ __forceinline__ int64_t col_of(int64_t group)
+{
+    const int lane = threadIdx.x % 32;
+
+    return (group - lane) * GROUP + lane * SPAN(D);
+}
+
+static __device__ __forceinline__ int64_t groups_of(int64_t cols)
+{
+    return (cols + 32 * GROUP - 1) / (32 * GROUP) * 32;
+}
+
+/* The classes of a group; beyond the last class, and of a group that is not below `end`, -inf, of which nothing comes.
+ */
+template <int D>
+static __device__ __forceinline__ void load_group(const divergence_args &a, const char *row, int64_t group, int64_t end,
+                                                  float *v)
+{
+    const int64_t col = group < end ? col_of<D>(group) : a.cols;
+
 #pragma unroll
-    for (int i = 0; i < GROUP; i++)
-        v[i] = col + i < cols ? num_load<D>(row, col + i) : -CUDART_INF_F;
+    for (int i = 0; i < GROUP / SPAN(D); i++) {
+        const int64_t at = col + 128 * i;
+
+        if (a.vector && at + SPAN(D) <= a.cols)
+            num_unpack<D>(*(const uint4 *)(row + at * (D == RIDGE_F32 ? 4 : 2)), v + SPAN(D) * i);
+        else
+#pragma unroll
+            for (int e = 0; e < SPAN(D); e++)
+                v[SPAN(D) * i + e] = at + e < a.cols ? num_load<D>(row, at + e) : -CUDART_INF_F;
+    }
+}
+
+template <int D, int TO>
+static __device__ __forceinline__ void store_group(const divergence_args &a, char *row, int64_t col, const float *v)
+{
+    const uint4 one = num_pack<TO>(v), two = num_pack<TO>(v + (TO == RIDGE_F32 ? 4 : 0));
+
+#pragma unroll
+    for (int i = 0; i < GROUP / SPAN(D); i++) {
+        const int64_t at = col + 128 * i;
+        uint4 *to = (uint4 *)(row + at * (TO == RIDGE_F32 ? 4 : 2));
+
+        if (!a.vector || at + SPAN(D) > a.cols) {
+#pragma unroll
+            for (int e = 0; e < SPAN(D); e++)
+                if (at + e < a.cols)
+                    num_store<TO>(row, at + e, v[SPAN(D) * i + e]);
+        } else if (TO != RIDGE_F32 && D == RIDGE_F32) {
+            *(uint2 *)to = i ? make_uint2(one.z, one.w) : make_uint2(one.x, one.y);
+        } else {
+            to[0] = i ? two : one;
+            if (TO == RIDGE_F32 && D != RIDGE_F32)
+                to[1] = two;
+        }
+    }
 }
 
 template <int D>
-static __device__ __forceinline__ void store_group(char *row, int64_t col, int64_t cols, bool vector, const float *v)
-{
-    if (vector && col + GROUP <= cols) {
-        uint4 *to = (uint4 *)(row + col * (D == RIDGE_F32 ? 4 : 2));
-
-        to[0] = num_pack<D>(v);
-        if (D == RIDGE_F32)
-            to[D == RIDGE_F32] = num_pack<D>(v + 4);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < GROUP; i++)
-        if (col + i < cols)
-            num_store<D>(row, col + i, v[i]);
-}
-
-static __device__ __forceinline__ void store_gradients(const divergence_args &p, int64_t r, int64_t col, const float *v)
+static __device__ __forceinline__ void store_gradients(const divergence_args &p, int64_t r, int64_t group,
+                                                       const float *v)
 {
     char *row = p.dlogits + r * p.dlogits_stride * (p.dlogits_dtype == RIDGE_F32 ? 4 : 2);
 
     if (p.dlogits_dtype == RIDGE_F32)
-        store_group<RIDGE_F32>(row, col, p.cols, p.vector, v);
+        store_group<D, RIDGE_F32>(p, row, col_of<D>(group), v);
     else if (p.dlogits_dtype == RIDGE_BF16)
-        store_group<RIDGE_BF16>(row, col, p.cols, p.vector, v);
+        store_group<D, RIDGE_BF16>(p, row, col_of<D>(group), v);
     else
-        store_group<RIDGE_F16>(row, col, p.cols, p.vector, v);
+        store_group<D, RIDGE_F16>(p, row, col_of<D>(group), v);
 }
 
 /* What t is made of: z - base, where base is the maximum, or 0 if all are -inf. */
@@ -130,10 +160,51 @@ static __device__ __forceinline__ float factor_of(const divergence_args &a, int6
     return scale * (a.beta == 0.0f ? 1.0f : a.beta == 1.0f ? LN2 : LN2 * (1.0f - a.beta));
 }
 
+/* The larger one; NaN stays. */
+static __device__ __forceinline__ float at_least(float x, float least)
+{
+    float y;
+
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
+    return y;
+}
+
+/* log2 of a probability; below -200 it makes no difference, since the probability is 0 in f32. */
+static __device__ __forceinline__ float log_of(float z, row_softmax of, float rate)
+{
+    return at_least(__fmaf_rn(z - of.max, rate, -of.log_sum), -200.0f);
+}
+
+static __device__ __forceinline__ bool is_mixed(const divergence_args &a)
+{
+    return a.beta > 0.0f && a.beta < 1.0f;
+}
+
+/* add_terms for beta between 0 and 1, where neither sum can be infinite: no select, and products are added at once. */
+static __device__ __forceinline__ void add_mixed_terms(const divergence_args &a, row_softmax of_p, row_softmax of_q,
+                                                       float rate, float *z, float *y, float *own, float *other)
+{
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) {
+        const float log_p = log_of(z[i], of_p, rate), log_q = log_of(y[i], of_q, rate);
+        const float p = ptx_ex2(log_p), q = ptx_ex2(log_q), m = __fmaf_rn(a.beta, q, (1.0f - a.beta) * p);
+        const float log_m = lg2(at_least(m, 0x1p-126f));
+
+        own[i % 2] = __fmaf_rn(p, log_p - log_m, own[i % 2]);
+        other[i % 2] = __fmaf_rn(q, log_q - log_m, other[i % 2]);
+        z[i] = p;
+        y[i] = log_p - log_m;
+    }
+}
+
 /* The terms of GROUP classes: z becomes p, y what its gradient multiplies p by, or for beta 0 q. */
 static __device__ __forceinline__ void add_terms(const divergence_args &a, row_softmax of_p, row_softmax of_q,
                                                  float rate, float *z, float *y, float *own, float *other)
 {
+    if (is_mixed(a)) {
+        add_mixed_terms(a, of_p, of_q, rate, z, y, own, other);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < GROUP; i++) {
         float p, q;
@@ -146,16 +217,21 @@ static __device__ __forceinline__ void add_terms(const divergence_args &a, row_s
     }
 }
 
-/* The gradients of GROUP classes from what add_terms left of them; 0 also where p is 0 beside an infinite own. */
-static __device__ __forceinline__ void store_group_gradients(const divergence_args &a, int64_t r, int64_t col,
+/* The gradients of a group's classes from what add_terms left of them; 0 also where p is 0 beside an infinite own. */
+template <int D>
+static __device__ __forceinline__ void store_group_gradients(const divergence_args &a, int64_t r, int64_t group,
                                                              float factor, float own, const float *p, const float *with)
 {
+    const bool mixed = is_mixed(a);
     float v[GROUP];
 
 #pragma unroll
     for (int i = 0; i < GROUP; i++)
-        v[i] = factor * (a.beta == 0.0f ? p[i] - with[i] : p[i] > 0.0f ? p[i] * with[i] - p[i] * own : p[i]);
-    store_gradients(a, r, col, v);
+        v[i] = mixed ? factor * p[i] * (with[i] - own)
+                     : factor * (a.beta == 0.0f ? p[i] - with[i]
+                                 : p[i] > 0.0f  ? p[i] * with[i] - p[i] * own
+                                                : p[i]);
+    store_gradients<D>(a, r, group, v);
 }
 
 /* The softmax of a row whose log of the sum of e^(logit / temperature) is given: max rounds their product, log_sum has
