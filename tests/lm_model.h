@@ -329,6 +329,8 @@ static inline void lm_tensors(lm_writer *m, int layers, int64_t vocabulary, bool
         lm_layer_tensor(m, i, "ffn_up.weight", m->ffn, m->hidden);
         lm_layer_tensor(m, i, "ffn_down.weight", m->hidden, m->ffn);
     }
+    if (m->form && strcmp(m->arch, "llama") == 0) /* how files of Llama 3.1 have their scaling of RoPE */
+        lm_tensor(m, "rope_freqs.weight", m->dim / 2, 0);
     if (m->spoil && m->spoil->tensor && strncmp(m->spoil->tensor, "extra", 5) == 0)
         lm_tensor(m, "blk.0.attn_output.bias", m->hidden, 0);
 }
@@ -348,6 +350,8 @@ static inline void lm_fill(lm_writer *m)
 
         for (int64_t j = 0; j < count; j++)
             values[j] = lm_random(&m->state) * (cols ? 0.25f : 0.5f) + (is_norm ? 1.0f : 0.0f);
+        for (int64_t j = 0; j < count && strcmp(m->tensor[i].name, "rope_freqs.weight") == 0; j++)
+            values[j] = j < count / 2 ? 1.0f : 8.0f;
         lm_must(count <= (int64_t)(sizeof values / sizeof values[0]), "room for a tensor");
         /* a router beside block formats has bf16's values, as real models have; elsewhere it needs f32 */
         for (int64_t j = 0; j < count && m->form && strstr(m->tensor[i].name, "gate_inp.weight"); j++) {
