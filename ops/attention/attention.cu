@@ -298,7 +298,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (p.positions && !status)
         status =
             host_launch_shared(device, kernel->name, functions[form], grid, THREADS, shared_bytes(p.n), &p, stream);
-    return status ? status : merge_launch(device, kernel->name, &p, stream);
+    return status ? status : merge_launch(device, kernel->name, &p, 0, stream);
 }
 
 static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)

@@ -7,7 +7,8 @@
 #include "cuda/mma.cuh"
 #include "cuda/num.cuh"
 
-enum { MERGE_THREADS = 128, MERGE_COLUMNS = 32, MERGE_PANEL = 128 };
+enum { MERGE_THREADS = 128, MERGE_CTAS = 10 /* 48 registers: room beside a CTA of `piece` */ };
+enum { MERGE_COLUMNS = 32, MERGE_PANEL = MERGE_THREADS /* pieces */ };
 
 /* Token and head of a query of a KV head. */
 static __device__ __forceinline__ void query_of(const attention_args &p, int64_t kv_head, int64_t row, int64_t *t,
@@ -66,43 +67,90 @@ static __device__ __forceinline__ void store_out(const attention_args &p, int64_
         num_store<RIDGE_F32>(p.out + t * p.out_stride, column, x);
 }
 
-/* Copies the CTA's columns of up to 128 pieces to shared memory. */
-static __device__ __forceinline__ void copy_panel(const float *o, int n, int columns, int count,
+/* Copies the CTA's columns of up to 128 pieces from `first` on to shared memory: a group of cp.async. */
+static __device__ __forceinline__ void copy_panel(const float *o, int n, int columns, int first, int last,
                                                   float (*to)[MERGE_COLUMNS])
 {
-    for (int i = threadIdx.x; i < count * (MERGE_COLUMNS / 4); i += MERGE_THREADS) {
-        const int piece = i / (MERGE_COLUMNS / 4), c = i % (MERGE_COLUMNS / 4) * 4;
+    const int c = threadIdx.x % (MERGE_COLUMNS / 4) * 4, end = min(last - first, (int)MERGE_PANEL);
 
-        if (c < columns)
-            mma_copy16(ptx_shared(&to[piece][c]), o + (int64_t)piece * n + c, 16);
-    }
+#pragma unroll 1
+    for (int i = threadIdx.x / (MERGE_COLUMNS / 4); i < end && c < columns; i += MERGE_THREADS / (MERGE_COLUMNS / 4))
+        mma_copy16(ptx_shared(&to[i][c]), o + (int64_t)(first + i) * n + c, 16);
     mma_copy_commit();
 }
+
+/* A panel's pieces into *sum and *x, the thread's column, in ascending order; `weight` has weights and sums of weights.
+ * The loads of sixteen pieces come before the chain of their FMAs. */
+static __device__ __forceinline__ void add_panel(const float2 *weight, const float (*part)[MERGE_COLUMNS], int count,
+                                                 float *sum, float *x)
+{
+    const int column = threadIdx.x;
+    int j = 0;
+
+#pragma unroll 1
+    for (; j + 16 <= count; j += 16) {
+        float o[16];
+        float4 w[8]; /* of two pieces */
+
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            o[i] = part[j + i][column];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            w[i] = *(const float4 *)(weight + j + 2 * i);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            *sum = ridge_fma(w[i].x, w[i].y, *sum);
+            *x = ridge_fma(w[i].x, o[2 * i], *x);
+            *sum = ridge_fma(w[i].z, w[i].w, *sum);
+            *x = ridge_fma(w[i].z, o[2 * i + 1], *x);
+        }
+    }
+#pragma unroll 1
+    for (; j < count; j++) {
+        *sum = ridge_fma(weight[j].x, weight[j].y, *sum);
+        *x = ridge_fma(weight[j].x, part[j][column], *x);
+    }
+}
+
+/* late: the next kernel requests weights when it begins, so that it may begin when the first panel is there. Before,
+ * the panel's loads would queue behind the weights. */
+typedef struct merge_args {
+    attention_args p;
+    int late;
+} merge_args;
 
 /* blockIdx.x: a query and head; blockIdx.y: 32 of its columns, each a thread of the first warp. Positions are read
  * before the wait: the kernel of the pieces lets this one begin when all its CTAs have passed theirs, so that whatever
  * wrote the positions has ended. */
-static __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_constant__ attention_args p)
+static __global__ void __launch_bounds__(MERGE_THREADS, MERGE_CTAS) merge(const __grid_constant__ merge_args a)
 {
+    const attention_args &p = a.p;
     __shared__ __align__(16) float part[MERGE_PANEL][MERGE_COLUMNS];
-    __shared__ float weight[MERGE_PANEL], length[MERGE_PANEL], most[MERGE_THREADS / 32];
+    __shared__ __align__(16) float2 weight[MERGE_PANEL]; /* and l */
+    __shared__ float most[MERGE_THREADS / 32];
     const int64_t t = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
     const int n = (int)p.n, first_column = blockIdx.y * MERGE_COLUMNS;
     const int columns = min(n - first_column, (int)MERGE_COLUMNS);
     const float *o = piece_o(p, t, head) + first_column;
     const float2 *ml = piece_ml(p, t, head);
-    float x = 0.0f, top = -INFINITY, sum = 0.0f;
-    int64_t first, end;
+    float2 own = make_float2(-INFINITY, 0.0f); /* m and l of the thread's piece of a panel */
+    float x = 0.0f, top, sum = 0.0f;
+    int64_t low, high;
 
-    attention_range(&p, p.pos[t], &first, &end);
-    const int64_t last = first < end ? attention_pieces_of(end) : 0;
+    attention_range(&p, p.pos[t], &low, &high);
+    const int first = (int)(low / RIDGE_ATTENTION_PIECE), last = low < high ? (int)attention_pieces_of(high) : 0;
 
-    ptx_launch_dependents();
+    if (!a.late)
+        ptx_launch_dependents();
     ptx_grid_dependency_wait();
 
-    first /= RIDGE_ATTENTION_PIECE;
-    copy_panel(o + first * n, n, columns, (int)max(min(last - first, (int64_t)MERGE_PANEL), (int64_t)0), part);
-    for (int64_t i = first + threadIdx.x; i < last; i += MERGE_THREADS)
+    if (first + (int)threadIdx.x < last)
+        own = ml[first + threadIdx.x];
+    copy_panel(o, n, columns, first, last, part);
+    top = ridge_attention_max(-INFINITY, own.x);
+#pragma unroll 1
+    for (int i = first + MERGE_PANEL + threadIdx.x; i < last; i += MERGE_THREADS)
         top = ridge_attention_max(top, ml[i].x);
 #pragma unroll
     for (int h = 16; h > 0; h /= 2)
@@ -110,32 +158,30 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_const
     if (threadIdx.x % 32 == 0)
         most[threadIdx.x / 32] = top;
     __syncthreads(); /* the warps' maxima are written before all threads read them */
+    top = -INFINITY;
 #pragma unroll
     for (int i = 0; i < MERGE_THREADS / 32; i++)
         top = ridge_attention_max(top, most[i]);
     if (p.sinks)
         top = ridge_attention_max(top, p.sinks[head]);
-    for (int64_t i = first; i < last; i += MERGE_PANEL) {
-        const int count = (int)min(last - i, (int64_t)MERGE_PANEL);
+    if (a.late) {
+        mma_copy_wait_for<0>();
+        ptx_launch_dependents();
+    }
+#pragma unroll 1
+    for (int i = first; i < last; i += MERGE_PANEL) {
+        const int next = i + MERGE_PANEL;
 
-        if (threadIdx.x < count) {
-            const float2 of = ml[i + threadIdx.x];
-
-            weight[threadIdx.x] = ridge_exp_neg(top - of.x);
-            length[threadIdx.x] = of.y;
-        }
+        weight[threadIdx.x] = make_float2(ridge_exp_neg(top - own.x), own.y);
+        if (next + (int)threadIdx.x < last)
+            own = ml[next + threadIdx.x];
         mma_copy_wait_for<0>();
         __syncthreads(); /* the panel is written before the first warp reads it */
         if (threadIdx.x < MERGE_COLUMNS)
-#pragma unroll 8
-            for (int j = 0; j < count; j++) {
-                sum = ridge_fma(weight[j], length[j], sum);
-                x = ridge_fma(weight[j], part[j][threadIdx.x], x);
-            }
+            add_panel(weight, part, min(last - i, (int)MERGE_PANEL), &sum, &x);
         __syncthreads(); /* it is read before the next one overwrites it */
-        if (i + MERGE_PANEL < last)
-            copy_panel(o + (i + MERGE_PANEL) * n, n, columns, (int)min(last - i - MERGE_PANEL, (int64_t)MERGE_PANEL),
-                       part);
+        if (next < last)
+            copy_panel(o, n, columns, next, last, part);
     }
     if (p.sinks)
         sum += ridge_attention_weight(top, p.sinks[head]);
@@ -143,11 +189,13 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_const
         store_out(p, t, head * n + first_column + threadIdx.x, x * ridge_attention_factor(sum));
 }
 
-static inline ridge_status merge_launch(const ridge_device *device, const char *name, attention_args *p, void *stream)
+static inline ridge_status merge_launch(const ridge_device *device, const char *name, const attention_args *p, int late,
+                                        void *stream)
 {
+    merge_args a = {*p, late};
     const dim3 grid((unsigned)(p->tokens * p->heads), (unsigned)ridge_ceil_div(p->n, MERGE_COLUMNS));
 
-    return host_launch(device, name, (const void *)merge, grid, MERGE_THREADS, p, stream);
+    return host_launch(device, name, (const void *)merge, grid, MERGE_THREADS, &a, stream);
 }
 
 #endif

@@ -12,7 +12,7 @@
 #include "piece.cuh"
 
 typedef struct piece_args {
-    CUtensorMap k;
+    CUtensorMap k, v; /* of floats: keys by panels of 64 columns, values by rows */
     attention_args p;
     int early; /* positions may be read before the primary grid has ended */
 } piece_args;
@@ -32,10 +32,12 @@ typedef struct piece_item {
     int head, base, chunks;
 } piece_item;
 
-/* The next stage that is requested. */
+/* The next stage that is requested: positions from `row` on, of the item's keys or values, of which it is the first of
+ * `left`. */
 typedef struct piece_walk {
     piece_item of;
-    int stage;
+    int row, left;
+    bool values;
 } piece_walk;
 
 /* Missing queries see what the last one does. */
@@ -96,6 +98,15 @@ static __device__ __forceinline__ uint32_t first_item(const piece_work &w)
     return w.warp < w.whole ? w.warp : w.whole + w.group;
 }
 
+/* The KV head of the warp's first item if the whole cache is seen. */
+static __device__ __forceinline__ int first_head(const piece_args &a, int warp)
+{
+    const piece_seen all = {make_int2(0, 0), 0, (int)a.p.positions, 0, 0};
+    const piece_work w = work_of(a.p, all, warp);
+
+    return item_at(a.p, w, first_item(w), warp).head;
+}
+
 static __device__ __forceinline__ uint32_t item_after(const piece_work &w, uint32_t item)
 {
     const uint32_t groups = gridDim.x * GROUPS;
@@ -105,38 +116,54 @@ static __device__ __forceinline__ uint32_t item_after(const piece_work &w, uint3
     return item + groups * 4 < w.whole ? item + groups * 4 : w.whole + w.group;
 }
 
+static __device__ __forceinline__ void start_item(piece_walk *next, const piece_item &of)
+{
+    next->of = of;
+    next->row = of.base;
+    next->left = 2 * of.chunks;
+    next->values = false;
+}
+
 /* Requests the stage `next` in slot `slot`, by one lane, and goes on to the one after it. */
 template <class F>
 static __device__ __forceinline__ void request(const piece_args &a, piece_shared<F> *s, const piece_work &w,
                                                piece_walk *next, int warp, int slot)
 {
-    const int keys = 2 * next->of.chunks; /* stages of them, which as many of values follow */
-
     if (next->of.item >= w.all)
         return;
     if (ptx_elect()) {
         const uint32_t to = ptx_shared(s->stage[warp][slot]), full = ptx_shared(&s->full[warp][slot]);
-        const int base = next->of.base + (next->stage < keys ? next->stage : next->stage - keys) * HALF;
 
-        if (next->stage < keys && F::KV != RIDGE_U8) {
-            ptx_mbarrier_expect(full, HALF * F::BYTES);
-#pragma unroll
-            for (int i = 0; i < F::N / 64; i++)
-                ptx_tma_load_3d(to + i * PANEL, &a.k, 64 * i, base, next->of.head, full);
-        } else {
+        if (F::KV == RIDGE_U8) {
             const char *head =
-                next->stage < keys ? a.p.k + next->of.head * a.p.k_stride : a.p.v + next->of.head * a.p.v_stride;
-            const int bytes = (int)max(min(a.p.positions - base, (int64_t)HALF), (int64_t)0) * F::BYTES;
+                next->values ? a.p.v + next->of.head * a.p.v_stride : a.p.k + next->of.head * a.p.k_stride;
+            const int bytes = (int)max(min(a.p.positions - next->row, (int64_t)HALF), (int64_t)0) * F::BYTES;
 
             ptx_mbarrier_expect(full, bytes);
             if (bytes)
-                ptx_bulk_load(to, head + (int64_t)base * F::BYTES, bytes, full);
+                ptx_bulk_load(to, head + (int64_t)next->row * F::BYTES, bytes, full);
+        } else {
+            const uint64_t once = ptx_policy_evict_first();
+
+            ptx_mbarrier_expect(full, HALF * F::BYTES);
+            if (next->values)
+                ptx_tma_load_3d_policy(to, &a.v, 0, next->row, next->of.head, full, once);
+            else
+#pragma unroll
+                for (int i = 0; i < F::N / 64; i++)
+                    ptx_tma_load_3d_policy(to + i * PANEL, &a.k, 64 * i, next->row, next->of.head, full, once);
         }
     }
     __syncwarp();
-    if (++next->stage == 2 * keys) {
-        next->of = item_at(a.p, w, item_after(w, next->of.item), warp);
-        next->stage = 0;
+    next->row += HALF;
+    if (--next->left)
+        return;
+    if (next->values) {
+        start_item(next, item_at(a.p, w, item_after(w, next->of.item), warp));
+    } else {
+        next->row = next->of.base;
+        next->left = 2 * next->of.chunks;
+        next->values = true;
     }
 }
 
@@ -193,10 +220,26 @@ static __device__ __forceinline__ void stage_done(const piece_args &a, piece_sha
 {
     __syncwarp();
     request<F>(a, s, w, next, warp, ring->slot);
-    if (++ring->slot == STAGES) {
+    if (++ring->slot == F::STAGES) {
         ring->slot = 0;
         ring->parity ^= 1;
     }
+}
+
+/* The soft cap of the lane's scores in `part`, on `keys` of an item; returns the largest. Apart from the loop over
+ * keys, since few models have one and its instructions, though passed over, cost time there. */
+static __device__ __forceinline__ float cap_scores(const attention_args &p, float *part, int position, int keys,
+                                                   int2 range)
+{
+    float m = -INFINITY;
+
+#pragma unroll 1
+    for (int i = 0; i < keys; i += 8, position += 8, part += 8 * QUERIES)
+        if (position >= range.x && position < range.y) {
+            *part = ridge_attention_score(*part, 1.0f, p.softcap);
+            m = fmaxf(m, *part);
+        }
+    return m;
 }
 
 /* Scores of the lane's query and its key of every eight to `part`; returns the largest. */
@@ -205,7 +248,7 @@ static __device__ __forceinline__ float
 keys_of_item(const piece_args &a, piece_shared<F> *s, const piece_work &w, const piece_item &of,
              const float (*q)[F::N / 4], const piece_seen &seen, piece_walk *next, piece_ring *ring, int warp)
 {
-    float *to = s->part[warp] + own_key() * QUERIES + own_query(), m = -INFINITY;
+    float *const part = s->part[warp] + own_key() * QUERIES + own_query(), *to = part, m = -INFINITY;
     int at[4], position = of.base + own_key();
 
     place_keys<F>(at);
@@ -219,12 +262,14 @@ keys_of_item(const piece_args &a, piece_shared<F> *s, const piece_work &w, const
         stage_done<F>(a, s, w, next, ring, warp);
 #pragma unroll
         for (int k = 0; k < 2; k++, position += 8, to += 8 * QUERIES) {
-            x[k] = position >= seen.own.x && position < seen.own.y ? ridge_attention_score(x[k], a.p.scale, a.p.softcap)
+            x[k] = position >= seen.own.x && position < seen.own.y ? ridge_attention_score(x[k], a.p.scale, 0.0f)
                                                                    : -INFINITY;
             m = fmaxf(m, x[k]); /* ridge_attention_max but for the sign of a zero, which no weight depends on */
             *to = x[k];
         }
     }
+    if (a.p.softcap > 0.0f)
+        m = cap_scores(a.p, part, of.base + own_key(), of.chunks * CHUNK, seen.own);
     m = fmaxf(m, __shfl_xor_sync(~0u, m, 4));
     m = fmaxf(m, __shfl_xor_sync(~0u, m, 8));
     return fmaxf(m, __shfl_xor_sync(~0u, m, 16));
@@ -369,14 +414,22 @@ template <int KV, int N> static __global__ void __maxnreg__(REGISTERS) piece(con
     piece_walk next = {};
     int held = -1;
 
+    if (KV != RIDGE_U8 && threadIdx.x == 0) {
+        ptx_prefetch_map(&a.k);
+        ptx_prefetch_map(&a.v);
+    }
     if (threadIdx.x % 32 == 0) {
-        for (int i = 0; i < STAGES; i++)
+        for (int i = 0; i < form::STAGES; i++)
             ptx_mbarrier_init(ptx_shared(&s->full[warp][i]), 1);
         ptx_mbarrier_fence_init();
     }
     __syncwarp(); /* barriers are initialised before other lanes wait for them */
-    if (!a.early)
+    const int guess = first_head(a, warp);
+
+    if (!a.early) {
         ptx_grid_dependency_wait();
+        fetch_queries<form>(a.p, guess, rows, query);
+    }
     const piece_seen seen = read_ranges(a.p, rows);
     const piece_work w = work_of(a.p, seen, warp);
     piece_item at = item_at(a.p, w, first_item(w), warp);
@@ -386,11 +439,10 @@ template <int KV, int N> static __global__ void __maxnreg__(REGISTERS) piece(con
     ptx_launch_dependents(); /* after the wait: merge reads positions before its own */
     if (at.item >= w.all)
         return;
-    fetch_queries<form>(a.p, at.head, rows, query); /* before keys, behind which they would come late */
-    next.of = at;
-#pragma unroll 1
-    for (int i = 0; i < STAGES; i++)
-        request<form>(a, s, w, &next, warp, i);
+    if (a.early || at.head != guess)
+        fetch_queries<form>(a.p, at.head, rows, query); /* before keys, behind which they would come late */
+    start_item(&next, at);
+    request<form>(a, s, w, &next, warp, 0); /* of all warps, so that none waits for others' second stages */
     for (; at.item < w.all; at = item_at(a.p, w, item_after(w, at.item), warp)) {
         if (at.head != held) {
             if (held >= 0)
@@ -398,6 +450,10 @@ template <int KV, int N> static __global__ void __maxnreg__(REGISTERS) piece(con
             put_queries<form>(s->part[warp], query);
             hold_queries<N>(s->part[warp], q);
             __syncwarp(); /* they are read before scores overwrite them */
+            if (held < 0)
+#pragma unroll 1
+                for (int i = 1; i < form::STAGES; i++)
+                    request<form>(a, s, w, &next, warp, i);
             held = at.head;
         }
         compute_item<form>(a, s, w, at, q, seen, &next, &ring, warp, rows);
@@ -452,11 +508,13 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return status;
     if (a.p.kv != RIDGE_U8 && !status)
         status = cache_map(device, &a.k, &a.p, a.p.k, a.p.k_stride, HALF);
+    if (a.p.kv != RIDGE_U8 && !status)
+        status = cache_boxes(device, &a.v, &a.p, a.p.v, a.p.v_stride, a.p.n, HALF, CU_TENSOR_MAP_SWIZZLE_NONE);
     if (most && !status)
         status = host_launch_shared(device, kernel->name, functions[kv][wide],
                                     dim3((unsigned)ridge_min((int64_t)device->units, most)), THREADS,
                                     shared_of[kv][wide], &a, stream);
-    return status ? status : merge_launch(device, kernel->name, &a.p, stream);
+    return status ? status : merge_launch(device, kernel->name, &a.p, a.early, stream);
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)

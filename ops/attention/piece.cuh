@@ -17,7 +17,7 @@ enum { CHUNK = RIDGE_ATTENTION_CHUNK, PIECE = RIDGE_ATTENTION_PIECE, CHUNKS = PI
 enum { QUERIES = 4 /* of a CTA, missing ones too */, HALF = 16 /* positions of a stage */ };
 enum { WARPS = 8, THREADS = 32 * WARPS, GROUP_THREADS = 32 * CHUNKS, GROUPS = WARPS / CHUNKS };
 enum { PANEL = HALF * 128 /* bytes: 64 columns of a stage of floats */ };
-enum { STAGES = 4 /* of a warp */, REGISTERS = 232 /* leave room for a CTA of the merge */ };
+enum { REGISTERS = 232 /* leave room for a CTA of the merge */ };
 
 static_assert(CHUNK == 32 && CHUNKS == 4, "a chunk is two stages, a group four warps");
 
@@ -25,16 +25,19 @@ static_assert(CHUNK == 32 && CHUNKS == 4, "a chunk is two stages, a group four w
 template <int KV_, int N_> struct piece_form {
     enum { KV = KV_, N = N_, COLUMNS = N / 32 };
     enum { BYTES = KV == RIDGE_U8 ? N / RIDGE_Q8_0_BLOCK * RIDGE_Q8_0_BYTES : 2 * N }; /* of a row of the cache */
+    enum {
+        STAGES = BYTES == 256 ? 2 : 4
+    }; /* of a warp: 64 KB a CTA. More make all wait, for first keys and at the end */
     enum { PART = N < PIECE ? (int)PIECE : N };
 };
 
 template <class F> struct __align__(1024) piece_shared
 {
-    char stage[WARPS][STAGES][HALF * F::BYTES];
+    char stage[WARPS][F::STAGES][HALF * F::BYTES];
     /* Of a warp: its queries [QUERIES][N], then scores and weights [PIECE][QUERIES], then o [QUERIES][N]. */
     __align__(16) float part[WARPS][QUERIES * F::PART];
     float m[WARPS][QUERIES], l[WARPS][QUERIES];
-    uint64_t full[WARPS][STAGES]; /* the bytes of a stage have arrived */
+    uint64_t full[WARPS][F::STAGES]; /* the bytes of a stage have arrived */
 };
 
 /* The positions that the lane's query sees, [x, y); the hull of that of all queries, and what all of them see. */
@@ -75,6 +78,9 @@ template <class F> static __device__ __forceinline__ void place_keys(int *at)
     for (int j = 0; j < 4; j++)
         at[j] = F::KV == RIDGE_U8 ? row * F::BYTES + j / 2 * RIDGE_Q8_0_BYTES + 2 + j % 2 * 16 + 4 * (lane % 4)
                                   : row * 128 + ((2 * j + lane / 2 % 2) ^ row) * 16 + lane % 2 * 8;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        asm volatile("" : "+r"(at[j])); /* computed once, not anew for every stage */
 }
 
 /* The lane's columns of 16 from 16 j on of key `own_key` of the eight from row `first` on. */

@@ -493,7 +493,7 @@ static inline ridge_status tile_launch(const ridge_device *device, const ridge_k
     if (grid.x)
         status = host_launch_cluster(device, kernel->name, functions[kv][clustered][wide], grid, cluster,
                                      clustered ? 512 : 256, shared_bytes(p->n, queries), argument, stream);
-    return status || clustered ? status : merge_launch(device, kernel->name, p, stream);
+    return status || clustered ? status : merge_launch(device, kernel->name, p, 0, stream);
 }
 
 static inline const char *tile_why_not(const ridge_device *device, const ridge_kernel *kernel,
