@@ -150,19 +150,59 @@ template <int HELD> static __device__ __forceinline__ float sum_lanes(const floa
     return sum[0] + __shfl_xor_sync(~0u, sum[0], 4);
 }
 
-/* Dot products with all keys; those of keys that are not there are not read. The warps divide the queries, HELD each,
- * and then the keys. */
-template <class F> static __device__ __forceinline__ void multiply_keys(tile_shared<F::N> *s, int rows)
+/* Dot products with keys [begin, end), four of them every `step`, of the queries in registers: query r of a lane is
+ * own ^ r of the warp's. to: where the lane's first one has its dots, if it stores them; those of keys that are not
+ * there are not read. */
+template <class F>
+static __device__ __forceinline__ void multiply_held(const char *k, const float (*q)[F::N / 8], int begin, int end,
+                                                     int step, bool stores, float *to)
 {
     enum { N = F::N, HELD = F::HELD };
     const int lane = threadIdx.x % 32, pair = lane % 8;
+
+#pragma unroll 2
+    for (int i = begin; i < end; i += step) {
+        const int key = i + lane / 8;
+        float part[HELD][2] = {};
+
+#pragma unroll
+        for (int j = 0; j < N / 16; j++) {
+            float x[2];
+
+            cache_pair<F::KV, 1>(k + key * F::PITCH, 16 * j + 2 * pair, x);
+#pragma unroll
+            for (int r = 0; r < HELD; r++) {
+                part[r][0] = ridge_fma(q[r][2 * j], x[0], part[r][0]);
+                part[r][1] = ridge_fma(q[r][2 * j + 1], x[1], part[r][1]);
+            }
+        }
+        const float dot = sum_lanes<HELD>(part);
+
+        if (stores)
+            to[key] = dot;
+    }
+}
+
+/* The query of the warp's that a lane has first, and whether it stores that one's dots. */
+template <int HELD> static __device__ __forceinline__ int own_query(bool *stores)
+{
+    const int pair = threadIdx.x % 8;
+
+    *stores = HELD == 2 ? pair == 0 || pair == 2 : pair < 4;
+    return HELD == 2 ? pair / 2 % 2 : pair % 4;
+}
+
+/* Dot products with all keys. The warps divide the queries, HELD each, and then the keys. */
+template <class F> static __device__ __forceinline__ void multiply_keys(tile_shared<F::N> *s, int rows)
+{
+    enum { N = F::N, HELD = F::HELD };
+    const int pair = threadIdx.x % 8;
     int groups = 1;
+    bool stores;
 
     while (groups * HELD < rows)
         groups *= 2;
-    const int first = threadIdx.x / 32 % groups * HELD, step = F::WARPS / groups * 4;
-    const int own = HELD == 2 ? pair / 2 % 2 : pair % 4, row = first + own; /* the query that the lane has first */
-    const bool stores = HELD == 2 ? pair == 0 || pair == 2 : pair < 4;
+    const int first = threadIdx.x / 32 % groups * HELD, own = own_query<HELD>(&stores), row = first + own;
     float q[HELD][N / 8];
 
     if (first >= rows)
@@ -176,40 +216,22 @@ template <class F> static __device__ __forceinline__ void multiply_keys(tile_sha
             q[r][2 * j] = x.x;
             q[r][2 * j + 1] = x.y;
         }
-#pragma unroll 2
-    for (int i = threadIdx.x / 32 / groups * 4; i < PIECE; i += step) {
-        const int key = i + lane / 8;
-        float part[HELD][2] = {};
-
-#pragma unroll
-        for (int j = 0; j < N / 16; j++) {
-            float x[2];
-
-            cache_pair<F::KV, 1>(s->k + key * F::PITCH, 16 * j + 2 * pair, x);
-#pragma unroll
-            for (int r = 0; r < HELD; r++) {
-                part[r][0] = ridge_fma(q[r][2 * j], x[0], part[r][0]);
-                part[r][1] = ridge_fma(q[r][2 * j + 1], x[1], part[r][1]);
-            }
-        }
-        const float dot = sum_lanes<HELD>(part);
-
-        if (stores && row < rows)
-            s->query[row][key] = dot;
-    }
+    multiply_held<F>(s->k, q, threadIdx.x / 32 / groups * 4, PIECE, F::WARPS / groups * 4, stores && row < rows,
+                     s->query[min(row, (int)ROWS - 1)]);
 }
 
-/* Dot products of one query become scores and then weights, by a warp. */
-template <int N> static __device__ __forceinline__ void weigh_row(const attention_args &p, tile_shared<N> *s, int r)
+/* Dot products of one query with a piece, of which it sees [first, end), become scores and then weights, by a warp.
+ * Lane 0 gets m and l. */
+static __device__ __forceinline__ float2 weigh_row(const attention_args &p, float *row, int first, int end)
 {
-    const int lane = threadIdx.x % 32, first = s->first[r], end = s->end[r];
+    const int lane = threadIdx.x % 32;
     float m = -INFINITY, l = 0.0f, x[CHUNKS], sum[CHUNKS];
 
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int at = c * CHUNK + lane;
 
-        x[c] = at >= first && at < end ? ridge_attention_score(s->query[r][at], p.scale, p.softcap) : -INFINITY;
+        x[c] = at >= first && at < end ? ridge_attention_score(row[at], p.scale, p.softcap) : -INFINITY;
         m = ridge_attention_max(m, x[c]);
     }
 #pragma unroll
@@ -220,7 +242,7 @@ template <int N> static __device__ __forceinline__ void weigh_row(const attentio
         const int at = c * CHUNK + lane;
 
         sum[c] = at >= first && at < end ? ridge_attention_weight(m, x[c]) : 0.0f;
-        s->query[r][at] = sum[c];
+        row[at] = sum[c];
     }
 #pragma unroll
     for (int h = 16; h > 0; h /= 2)
@@ -230,10 +252,7 @@ template <int N> static __device__ __forceinline__ void weigh_row(const attentio
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
         l = c ? l + sum[c] : sum[c];
-    if (lane == 0) {
-        s->m[r] = m;
-        s->l[r] = l;
-    }
+    return make_float2(m, l);
 }
 
 /* COUNT neighbouring elements of a row of values from column c on as f32. */
@@ -253,27 +272,17 @@ template <int KV, int COUNT> static __device__ __forceinline__ void load_values(
     }
 }
 
-/* Values of a chunk: COLUMNS from column c on, of R queries from row `first` on. o: of the chunk's first query. */
+/* Values of a chunk, COLUMNS from column c0 on, of R queries: w: their weights; from, to: the keys of the chunk that
+ * they see; low, high: the hull of those. */
 template <class F, int R, int COLUMNS>
-static __device__ __forceinline__ void sum_values(tile_shared<F::N> *s, int chunk, int first, int rows, int c0,
-                                                  float *o)
+static __device__ __forceinline__ void sum_chunk(const char *v, const float *const *w, const int *from, const int *to,
+                                                 int low, int high, int c0, float (*sum)[COLUMNS])
 {
-    const int last = rows - 1;
-    const char *v = s->v + chunk * CHUNK * F::BYTES;
-    float sum[R][COLUMNS] = {};
-    const float *w[R];
-    int from[R], to[R];
     bool all = true;
 
 #pragma unroll
-    for (int r = 0; r < R; r++) {
-        const int row = min(first + r, last);
-
-        w[r] = s->query[row] + chunk * CHUNK;
-        from[r] = s->first[row] - chunk * CHUNK;
-        to[r] = s->end[row] - chunk * CHUNK;
+    for (int r = 0; r < R; r++)
         all = all && from[r] <= 0 && to[r] >= CHUNK;
-    }
     if (all) {
 #pragma unroll 2
         for (int i = 0; i < CHUNK; i += 4) {
@@ -298,21 +307,41 @@ static __device__ __forceinline__ void sum_values(tile_shared<F::N> *s, int chun
                                               x[c], sum[r][c]);
             }
         }
-    } else {
-        const int high = min(s->highest - chunk * CHUNK, (int)CHUNK);
-
-        for (int i = max(s->lowest - chunk * CHUNK, 0); i < high; i++) {
-            float x[COLUMNS];
-
-            load_values<F::KV, COLUMNS>(v + i * F::BYTES, c0, x);
-#pragma unroll
-            for (int r = 0; r < R; r++)
-                if (i >= from[r] && i < to[r])
-#pragma unroll
-                    for (int c = 0; c < COLUMNS; c++)
-                        sum[r][c] = ridge_fma(w[r][i], x[c], sum[r][c]);
-        }
+        return;
     }
+    high = min(high, (int)CHUNK);
+    for (int i = max(low, 0); i < high; i++) {
+        float x[COLUMNS];
+
+        load_values<F::KV, COLUMNS>(v + i * F::BYTES, c0, x);
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            if (i >= from[r] && i < to[r])
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c++)
+                    sum[r][c] = ridge_fma(w[r][i], x[c], sum[r][c]);
+    }
+}
+
+/* The same of queries of the CTA, R from row `first` on. o: of the chunk's first query. */
+template <class F, int R, int COLUMNS>
+static __device__ __forceinline__ void sum_values(tile_shared<F::N> *s, int chunk, int first, int rows, int c0,
+                                                  float *o)
+{
+    const int base = chunk * CHUNK;
+    float sum[R][COLUMNS] = {};
+    const float *w[R];
+    int from[R], to[R];
+
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        const int row = min(first + r, rows - 1);
+
+        w[r] = s->query[row] + base;
+        from[r] = s->first[row] - base;
+        to[r] = s->end[row] - base;
+    }
+    sum_chunk<F, R, COLUMNS>(s->v + base * F::BYTES, w, from, to, s->lowest - base, s->highest - base, c0, sum);
 #pragma unroll
     for (int r = 0; r < R; r++)
         if (first + r < rows)
@@ -413,8 +442,14 @@ static __device__ __forceinline__ void finish(const attention_args &p, tile_shar
                                               int rows)
 {
     if (s->lowest < s->highest) {
-        for (int r = threadIdx.x / 32; r < rows; r += F::WARPS)
-            weigh_row(p, s, r);
+        for (int r = threadIdx.x / 32; r < rows; r += F::WARPS) {
+            const float2 ml = weigh_row(p, s->query[r], s->first[r], s->end[r]);
+
+            if (threadIdx.x % 32 == 0) {
+                s->m[r] = ml.x;
+                s->l[r] = ml.y;
+            }
+        }
         __syncthreads(); /* all weights are written before they are read */
         sum_chunks<F>(s, rows);
         __syncthreads(); /* the sums of all chunks are written before they are added */
@@ -517,10 +552,13 @@ static inline size_t tile_workspace(const ridge_device *, const ridge_kernel *ke
     return tile_is_clustered(kernel) ? 0 : attention_workspace(problem);
 }
 
-/* Latency, and the cache's bytes at the copy rate. */
+/* Latency, and the cache's bytes at the copy rate. A cluster has fewer CTAs at a time, and loses from 40 queries of a
+ * KV head on. */
 static inline double tile_cost(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    return (tile_is_clustered(kernel) ? 4 : 6) + (problem->op == RIDGE_KV_APPEND_ATTENTION ? 1 : 0) +
+    const double queries = (double)problem->dim[0] * (double)problem->dim[1] / (double)ridge_max(problem->dim[2], 1);
+
+    return (tile_is_clustered(kernel) ? 4 + 0.05 * queries : 6) + (problem->op == RIDGE_KV_APPEND_ATTENTION ? 1 : 0) +
            (double)problem->dim[2] * (double)problem->dim[3] * (double)problem->dim[4] * 4e-3 / device->copy_gbps;
 }
 
