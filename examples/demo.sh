@@ -81,16 +81,36 @@ converted "to Q8_0"
 step "$tool" check "$model" "$fp8"
 step "$tool" check "$model" "$folder/q8_0.gguf"
 line verified "both, against the C reference, bit for bit"
+printf '%-12s ' timed # this takes a minute
 step "$ridge" bench --weights "$model"
-line timed "the kernels on its weights, each result verified: $(grep -c ' us ' "$folder/step") problems"
+echo "the kernels on its weights, $(grep -c ' us ' "$folder/step") problems, each result verified; $(
+    sed -n 's/.* \([0-9.]*\) % of a .*/\1/p' "$folder/step" | sort -n | awk '{v[NR] = $1}
+        END {printf "the median reaches %.0f %% of the memory'"'"'s speed", v[int((NR + 1) / 2)]}'
+)"
 line files "$fp8, $folder/q8_0.gguf; what was printed on the way: $folder/log"
+
+# What the answer's report says, as a table: generate's lines "prompt: ..." and "text: ...".
+table() {
+    awk '$1 == "prompt:" {line("question", sprintf("%d tokens, read at %.0f a second", $2, $4))}
+         $1 == "text:" {
+             line("answer", sprintf("%d tokens, written at %.1f a second", $2, $4))
+             line("each token", sprintf("reads all weights and the text so far: %d MB", $12))
+             line("the limit", sprintf("%.1f tokens a second, since this memory is read at %.1f GB/s", 1e3 * $15 / $12, $15))
+             line("reached", sprintf("%d %% of that", $6))
+         }
+         function line(what, text) {printf "  %-12s %s\n", what, text}' "$1"
+}
 
 if "$ridge" inspect "$model" >"$folder/step" && grep -qE 'general.architecture = (llama|qwen2|qwen3|gemma3)$' "$folder/step" &&
     grep -q tokenizer.ggml.tokens "$folder/step"; then
     question="What is gravity? Answer in two sentences."
     printf '\n> %s\n' "$question"
-    "$ridge" generate "$model" --chat -p "$question" -n 96 --temp 0 ||
+    if ! "$ridge" generate "$model" --chat -p "$question" -n 96 --temp 0 2>"$folder/step"; then
+        cat "$folder/step" >&2
         stop "the model does not speak"
+    fi
+    cat "$folder/step" >>"$folder/log"
+    echo && table "$folder/step" && echo
     echo "another question: $ridge generate $model --chat -p TEXT; a dialogue: -i"
 else
     line text "none: the model is no GGUF of a family that ridge generate knows"
