@@ -203,6 +203,16 @@ void ridge_team_limit(ridge_team *team, int64_t threads)
     atomic_store_explicit(&team->left, team->threads, memory_order_relaxed);
 }
 
+void ridge_team_share(ridge_team *team, int64_t first)
+{
+    atomic_store_explicit(&team->next, first, memory_order_relaxed);
+}
+
+int64_t ridge_team_next(ridge_team *team)
+{
+    return atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
+}
+
 void ridge_team_end(ridge_team *team)
 {
     int64_t end, first = 0;
@@ -231,6 +241,14 @@ void ridge_team_run(double us, int64_t parts, void (*work)(const void *args, int
     void (*volatile const call)(const void *, int64_t) = work;
     ridge_team *team = ridge_team_begin(us, parts);
 
+    if (team->threads == 1) { /* without libgomp, which would make a team of one and drop that of the others */
+        unsigned mode = ridge_fp_begin();
+
+        for (int64_t i = 0; i < parts; i++)
+            call(args, i);
+        ridge_fp_end(mode);
+        return;
+    }
 #pragma omp parallel num_threads(team->threads)
     {
         unsigned mode = ridge_fp_begin();

@@ -12,7 +12,8 @@ typedef struct ridge_team {
     int late; /* rises with regions whose threads finished far apart, falls with the others */
     int64_t start, busy_until, busy_wait; /* ns */
     atomic_int left;
-    _Atomic int64_t first; /* when the first thread finished; 0: none has */
+    _Atomic int64_t first;             /* when the first thread finished; 0: none has */
+    _Alignas(64) _Atomic int64_t next; /* the part that ridge_team_next gives out next */
 } ridge_team;
 
 /* The threads of a region of `parts` independent parts that takes one thread about `us` microseconds: one below 16 us,
@@ -23,6 +24,11 @@ ridge_team *ridge_team_begin(double us, int64_t parts);
 
 /* No more threads than that, before the region. */
 void ridge_team_limit(ridge_team *team, int64_t threads);
+
+/* Of parts that any thread may take: the next one. They begin at `first`, which ridge_team_share sets before the
+ * region. */
+void ridge_team_share(ridge_team *team, int64_t first);
+int64_t ridge_team_next(ridge_team *team);
 
 /* Each thread of the region calls it when its work is done. */
 void ridge_team_end(ridge_team *team);

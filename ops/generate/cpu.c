@@ -187,14 +187,42 @@ static void gather(const float *logits, int64_t n, int64_t most, float *kept, in
         kept[i] = logits[number[i]];
 }
 
+/* The first of the largest logits; -1 where one is NaN. By blocks, whose loops have no branch. */
+static int64_t largest_of(const float *logits, int64_t n)
+{
+    enum { BLOCK = 256 };
+    uint32_t key = 0;
+    int64_t at = 0;
+
+    for (int64_t j = 0; j < n; j += BLOCK) {
+        const int64_t end = j + BLOCK < n ? j + BLOCK : n;
+        uint32_t most = 0, bad = 0;
+
+        for (int64_t i = j; i < end; i++) {
+            const uint32_t k = ridge_sample_key(logits[i]);
+
+            most = k > most ? k : most;
+            bad |= (uint32_t)(logits[i] != logits[i]);
+        }
+        if (bad)
+            return -1;
+        if (most > key) {
+            key = most;
+            at = j;
+        }
+    }
+    while (ridge_sample_key(logits[at]) != key)
+        at++;
+    return at;
+}
+
 static int64_t sample_row(const sample_args *a, int64_t row)
 {
     const float *logits = a->logits + row * a->stride;
     const bool few = a->top_k && a->top_k < a->vocab && a->top_k <= FEW;
-    int64_t best = 0, n = a->vocab, number[FEW], token;
+    int64_t best, n = a->vocab, number[FEW], token;
     float largest, kept[FEW];
     sample_cut c = {0, 0};
-    uint32_t key = 0;
 
     if (a->copy) {
         float *copy = a->copy + row * a->vocab;
@@ -208,14 +236,9 @@ static int64_t sample_row(const sample_args *a, int64_t row)
         }
         logits = copy;
     }
-    for (int64_t i = 0; i < a->vocab; i++) {
-        if (logits[i] != logits[i])
-            return -1;
-        if (ridge_sample_key(logits[i]) > key) {
-            key = ridge_sample_key(logits[i]);
-            best = i;
-        }
-    }
+    best = largest_of(logits, a->vocab);
+    if (best < 0)
+        return -1;
     largest = logits[best];
     if (a->temperature == 0.0f || largest - largest != 0.0f)
         return best;

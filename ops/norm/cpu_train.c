@@ -177,25 +177,24 @@ static void rope_reference(const rope_args *a, int64_t token, float *angles)
 
 /* ---------------------------------------------------------------------------------------------------------- threads */
 
+typedef struct add_work {
+    add_norm_args a;
+    add_norm_row *row;
+} add_work;
+
+static void add_one(const void *args, int64_t r)
+{
+    const add_work *w = args;
+
+    w->row(&w->a, r);
+}
+
 static ridge_status run_add(const ridge_bound *bound, add_norm_row *row)
 {
-    /* Through a pointer, so that no arithmetic moves across the change of mode. */
-    add_norm_row *volatile const one_row = row;
-    const add_norm_args a = add_norm_args_of(&bound->call);
-    ridge_team *team;
+    const add_work w = {add_norm_args_of(&bound->call), row};
 
-    if (a.n == 0)
-        return RIDGE_OK;
-    team = ridge_team_begin((double)(a.rows * a.n) / 2048, a.rows);
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static) nowait
-        for (int64_t r = 0; r < a.rows; r++)
-            one_row(&a, r);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    if (w.a.n > 0)
+        ridge_team_run((double)(w.a.rows * w.a.n) / 2048, w.a.rows, add_one, &w);
     return RIDGE_OK;
 }
 
