@@ -1,9 +1,10 @@
-/* matmul_one.cu: the Q8_0 products of one token's floats with small weights, sm_80 up: of a step that writes text.
+/* matmul_one.cu: the Q8_0 products of one token's floats with weights of up to 7 MB, sm_80 up: of a step that writes
+ * text.
  *
  * Such a product's time is the latency of what follows the preceding kernel, and what its CTAs compute alike: x. So a
- * CTA has 8 or 16 rows (of gate and of up), 8 if that leaves a CTA a multiprocessor. All of its weights are requested
- * at once, if they are constant before the preceding kernel has ended, by cp.async to shared memory, which takes no
- * registers: CTAs of three kernels are on a multiprocessor.
+ * CTA has 8, 16, 24 or 32 rows (of gate and of up), the fewest that leave a CTA a multiprocessor. All of its weights
+ * are requested at once, if they are constant before the preceding kernel has ended, by cp.async to shared memory,
+ * which takes no registers: CTAs of three kernels are on a multiprocessor.
  *
  * Warp p of eight has partition p of the canonical order (src/math/q8_0.h): a run of 4 blocks, 128 bytes a row, of each
  * k step of 1024 columns. Eight lanes bring a run of a row, 16 bytes each; chunk c of row r lies at c * ROWS + (r ^ c),
@@ -24,6 +25,7 @@ static_assert(THREADS == PARTS, "a thread has a partial sum of the norm");
 typedef struct q8_0_one_args {
     int runs, short_part; /* the partition whose last run has two blocks only, or -1 */
     int tiles0;           /* of the first weight */
+    int late;             /* the next kernel begins when all CTAs of this one have waited */
     int x_bf16;
     uint32_t at_scales, at_sums, at_args, at_weights;
     const char *x;
@@ -43,7 +45,7 @@ static __device__ __forceinline__ void request_rows(const q8_0_weight &m, int fi
         const bool whole = part != short_part || k_step + 1 < mine;
         const int wanted = whole || c < RUN_CHUNKS / 2 ? 16 : 0;
         const int64_t column = (int64_t)k_step * STEP_COLS + part * RUN;
-        const uint8_t *scale = m.scales + min(first + lane % ROWS, last) * m.scale_stride + column / 16;
+        const uint8_t *scale = m.scales + min(first + min(lane, ROWS - 1), last) * m.scale_stride + column / 16;
 
 #pragma unroll
         for (int i = 0; i < ROWS; i += 4) {
@@ -93,13 +95,29 @@ static __device__ __forceinline__ int dot16(uint4 a, uint4 b, int sum)
                   __dp4a((int)a.z, (int)b.z, __dp4a((int)a.y, (int)b.y, __dp4a((int)a.x, (int)b.x, sum))));
 }
 
-/* Adds the runs of this warp to the sum of the lane's row, lane % ROWS. */
+/* The scale and the dot of block `block` of a run of row `row`, of ROWS. */
+template <int ROWS>
+static __device__ __forceinline__ void multiply_block(const char *weights, uint2 halves, const char *codes,
+                                                      const float *scales, int row, int block, float *s, float *d)
+{
+    const int c = 2 * block;
+    const uint32_t pair = block < 2 ? halves.x : halves.y;
+    const uint4 w0 = *(const uint4 *)(weights + (c * ROWS + (row ^ c)) * 16);
+    const uint4 w1 = *(const uint4 *)(weights + ((c + 1) * ROWS + (row ^ (c + 1))) * 16);
+    const uint4 x0 = *(const uint4 *)(codes + block * 32), x1 = *(const uint4 *)(codes + block * 32 + 16);
+
+    *s = __fmul_rn(ptx_f32_from_f16((uint16_t)(block % 2 ? pair >> 16 : pair)), scales[block]);
+    *d = __int2float_rn(dot16(w0, x0, 0) + dot16(w1, x1, 0));
+}
+
+/* Adds the runs of this warp to the sum of the lane's row: of 8 or 16 rows four or two lanes have one, of more a lane
+ * has all four blocks. */
 template <int ROWS>
 static __device__ __forceinline__ float multiply_rows(const char *weights, int pitch, const char *codes,
                                                       const float *scales, int mine)
 {
-    enum { BLOCKS = RIDGE_Q8_0_RUN * ROWS / 32 }; /* of a lane */
-    const int row = threadIdx.x % ROWS, first = threadIdx.x % 32 / ROWS * BLOCKS;
+    enum { LANES = ROWS > 16 ? 32 : ROWS, BLOCKS = RIDGE_Q8_0_RUN * LANES / 32 }; /* of a lane */
+    const int row = min((int)threadIdx.x % LANES, ROWS - 1), first = threadIdx.x % 32 / LANES * BLOCKS;
     float acc = 0.0f;
 
 #pragma unroll 1
@@ -107,17 +125,17 @@ static __device__ __forceinline__ float multiply_rows(const char *weights, int p
         const uint2 halves = *(const uint2 *)(weights + ROWS * RUN + row * 8);
         float s[BLOCKS], d[BLOCKS];
 
-#pragma unroll
-        for (int b = 0; b < BLOCKS; b++) {
-            const int block = first + b, c = 2 * block;
-            const uint32_t pair = block < 2 ? halves.x : halves.y;
-            const uint4 w0 = *(const uint4 *)(weights + (c * ROWS + (row ^ c)) * 16);
-            const uint4 w1 = *(const uint4 *)(weights + ((c + 1) * ROWS + (row ^ (c + 1))) * 16);
-            const uint4 x0 = *(const uint4 *)(codes + block * 32), x1 = *(const uint4 *)(codes + block * 32 + 16);
-
-            s[b] = __fmul_rn(ptx_f32_from_f16((uint16_t)(block % 2 ? pair >> 16 : pair)), scales[block]);
-            d[b] = __int2float_rn(dot16(w0, x0, 0) + dot16(w1, x1, 0));
+        if (LANES == 32) {
+#pragma unroll 2 /* registers */
+            for (int block = 0; block < RIDGE_Q8_0_RUN; block++) {
+                multiply_block<ROWS>(weights, halves, codes, scales, row, block, &s[0], &d[0]);
+                acc = __fmaf_rn(s[0], d[0], acc);
+            }
+            continue;
         }
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++)
+            multiply_block<ROWS>(weights, halves, codes, scales, row, first + b, &s[b], &d[b]);
 #pragma unroll
         for (int block = 0; block < RIDGE_Q8_0_RUN; block++) {
             const int b = block % BLOCKS, lane = block / BLOCKS * ROWS + row;
@@ -137,8 +155,6 @@ static __device__ __forceinline__ void store_row(const q8_0_matmul_args &p, int 
 {
     const float y = q8_0_sum_parts<ROWS>(from);
 
-    if (row >= p.weight[which].rows)
-        return;
     if (MATRICES == 2)
         q8_0_epilogue_gate_up(p, row, 0, y, q8_0_sum_parts<ROWS>(from + RIDGE_Q8_0_PARTS * ROWS));
     else if (p.op != RIDGE_Q8_0_MATMUL_HC_EXPAND)
@@ -157,14 +173,18 @@ static __global__ void __launch_bounds__(THREADS, 3) q8_0_one(const __grid_const
     extern __shared__ __align__(128) char memory[];
     const int part = threadIdx.x / 32, mine = (a.runs - part + RIDGE_Q8_0_PARTS - 1) / RIDGE_Q8_0_PARTS;
     const int which = MATRICES == 1 && (int)blockIdx.x >= a.tiles0;
-    const int first = ((int)blockIdx.x - (which ? a.tiles0 : 0)) * ROWS;
+    const int tile = (int)blockIdx.x - (which ? a.tiles0 : 0), all = (int)a.p.weight[which].rows;
+    /* Many rows are shared evenly among all multiprocessors. */
+    const int first = ROWS > 16 ? (int)((int64_t)tile * all / a.tiles0) : tile * ROWS;
+    const int end = ROWS > 16 ? (int)((int64_t)(tile + 1) * all / a.tiles0) : all;
     const q8_0_matmul_args &p = *(const q8_0_matmul_args *)(memory + a.at_args);
     float *const sums = (float *)(memory + a.at_sums), *const scales = (float *)(memory + a.at_scales);
     char *const weights = memory + a.at_weights + part * ROWS * ROW_BYTES;
     float norm[HELD ? HELD : 1];
     q8_0_hc1_inputs hc1;
 
-    ptx_launch_dependents();
+    if (!a.late)
+        ptx_launch_dependents();
     if (!a.p.weights_const)
         ptx_grid_dependency_wait();
 #pragma unroll
@@ -181,8 +201,10 @@ static __global__ void __launch_bounds__(THREADS, 3) q8_0_one(const __grid_const
         scales[a.p.blocks + threadIdx.x] = 0.0f;
     if (a.p.weights_const)
         ptx_grid_dependency_wait();
+    if (a.late)
+        ptx_launch_dependents();
     if (!HELD && a.p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND && a.p.n_hc == 1 && threadIdx.x < ROWS &&
-        first + (int)threadIdx.x < a.p.weight[0].rows)
+        first + (int)threadIdx.x < end)
         q8_0_load_hc1(a.p, first + (int)threadIdx.x, 0, &hc1);
     if constexpr (HELD > 0)
         q8_0_normalise<HELD>(a.x, a.x_bf16, (int)a.p.blocks, a.p.eps, norm, sums, memory, scales);
@@ -199,7 +221,7 @@ static __global__ void __launch_bounds__(THREADS, 3) q8_0_one(const __grid_const
             sums[(m * RIDGE_Q8_0_PARTS + part) * ROWS + threadIdx.x % 32] = acc;
     }
     __syncthreads(); /* the partitions are written before they are added */
-    if (threadIdx.x < ROWS)
+    if (threadIdx.x < ROWS && first + (int)threadIdx.x < end)
         store_row<ROWS, MATRICES>(p, which, first + (int)threadIdx.x, sums + threadIdx.x, hc1);
 }
 
@@ -211,11 +233,14 @@ static __global__ void __launch_bounds__(THREADS, 3) q8_0_one(const __grid_const
             (const void *)q8_0_one<rows, matrices, Q8_0_NORM_HELD>                                       \
     }
 
-/* By rows 8 and 16; one matrix, or gate and up; no norm, one of up to 1024 columns, of more. */
-static const void *const functions[2][2][3] = {{FORMS(8, 1), FORMS(8, 2)}, {FORMS(16, 1), FORMS(16, 2)}};
-enum { FUNCTIONS = 12 };
+/* By rows 8, 16, 24, 32; one matrix, or gate and up; no norm, one of up to 1024 columns, of more. */
+static const void *const functions[4][2][3] = {{FORMS(8, 1), FORMS(8, 2)},
+                                               {FORMS(16, 1), FORMS(16, 2)},
+                                               {FORMS(24, 1), FORMS(24, 2)},
+                                               {FORMS(32, 1), FORMS(32, 2)}};
+enum { MOST = 4, FUNCTIONS = 6 * MOST };
 
-/* All of an SM's shared memory, also for kv_append_attention of heads of 64: SMs whose kernels want another share of it
+/* All of an SM's shared memory, also for kv_append_attention: SMs whose kernels want another share of it
  * for L1 empty first (SmolLM2-135M 404 -> 395 us a step, H200). */
 static ridge_status prepare(const ridge_device *device)
 {
@@ -229,9 +254,10 @@ static ridge_status prepare(const ridge_device *device)
                                  cudaSharedmemCarveoutMaxShared, what);
 }
 
-/* The layout of a CTA's shared memory, and how many rows it has: 8 if that leaves each multiprocessor one CTA. */
+/* The layout of a CTA's shared memory, and how many rows it has at most: the fewest that leave each multiprocessor one
+ * CTA, of pair's two weights up to 16. */
 typedef struct one_layout {
-    int form; /* rows 8 << form */
+    int form; /* rows 8 (form + 1) */
     int64_t tiles[2], bytes;
     uint32_t at_scales, at_sums, at_args, at_weights;
 } one_layout;
@@ -242,18 +268,27 @@ static one_layout lay_out(const ridge_device *device, const ridge_problem *probl
     const int64_t rows1 = problem->op == RIDGE_Q8_0_PAIR ? problem->dim[3] : 0;
     const int64_t matrices = problem->op == RIDGE_Q8_0_GATE_UP_SWIGLU ? 2 : 1;
     one_layout l = {};
+    int64_t rows;
 
-    l.form = ridge_ceil_div(rows0, 8) + ridge_ceil_div(rows1, 8) > device->units;
-    l.tiles[0] = ridge_ceil_div(rows0, INT64_C(8) << l.form);
-    l.tiles[1] = ridge_ceil_div(rows1, INT64_C(8) << l.form);
+    while (l.form + 1 < (rows1 ? 2 : MOST) &&
+           ridge_ceil_div(rows0, 8 * (l.form + 1)) + ridge_ceil_div(rows1, 8 * (l.form + 1)) > device->units)
+        l.form++;
+    rows = 8 * (l.form + 1);
+    l.tiles[0] = ridge_ceil_div(rows0, rows);
+    l.tiles[1] = ridge_ceil_div(rows1, rows);
+    if (rows > 16)
+        l.tiles[0] = ridge_max(l.tiles[0], device->units);
     l.at_scales = (uint32_t)ridge_round_up(cols, 128);
     l.at_sums = l.at_scales + (uint32_t)ridge_round_up(cols / RIDGE_Q8_0_BLOCK * 4 + 8, 128);
-    l.at_args = l.at_sums + (uint32_t)ridge_max(PARTS * 4, matrices * RIDGE_Q8_0_PARTS * (32 << l.form));
+    l.at_args = l.at_sums + (uint32_t)ridge_max(PARTS * 4, matrices * RIDGE_Q8_0_PARTS * 4 * rows);
     l.at_weights = (uint32_t)ridge_round_up(l.at_args + (int64_t)sizeof(q8_0_matmul_args), 128);
-    l.bytes = l.at_weights +
-              ridge_ceil_div(cols, STEP_COLS) * matrices * RIDGE_Q8_0_PARTS * ROW_BYTES * (INT64_C(8) << l.form);
+    l.bytes = l.at_weights + ridge_ceil_div(cols, STEP_COLS) * matrices * RIDGE_Q8_0_PARTS * ROW_BYTES * rows;
     return l;
 }
+
+/* The most bytes of weights. From the other number on the next kernel begins when this one has waited: before, two
+ * kernels' weights would be under way in front of its own (Qwen3-0.6B 624 -> 549 us a step, H200). */
+static const double MOST_BYTES = 7e6, LATE_BYTES = 3e6;
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t size, void *stream)
@@ -272,6 +307,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.runs = (int)ridge_ceil_div(a.p.blocks, RIDGE_Q8_0_RUN);
     a.short_part = a.p.blocks % RIDGE_Q8_0_RUN ? (a.runs - 1) % RIDGE_Q8_0_PARTS : -1;
     a.tiles0 = (int)l.tiles[0];
+    a.late = q8_0_bytes(&bound->problem) > LATE_BYTES;
     a.x = (const char *)call->arg[0].data;
     a.x_bf16 = call->arg[0].dtype == RIDGE_BF16;
     a.at_scales = l.at_scales;
@@ -295,9 +331,12 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
         return "needs cols that are a multiple of 64";
     if (problem->align < 4)
         return "needs rows that begin at multiples of 16 bytes";
-    if (q8_0_bytes(problem) > Q8_0_SMALL_BYTES)
-        return "more than 2 MB of weights";
+    if (q8_0_bytes(problem) > MOST_BYTES)
+        return "more than 7 MB of weights";
     l = lay_out(device, problem);
+    if (q8_0_bytes(problem) > Q8_0_SMALL_BYTES && (l.tiles[0] + l.tiles[1] > device->units ||
+                                                   (problem->op == RIDGE_Q8_0_MATMUL_HC_EXPAND && problem->dim[3] > 1)))
+        return "more than 2 MB of weights, and several streams or more than 32 rows a multiprocessor";
     if (ridge_ceil_div(l.tiles[0] + l.tiles[1], device->units) * (l.bytes + 1024) > host_max_shared(device))
         return "the weights do not fit in shared memory";
     return NULL;
