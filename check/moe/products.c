@@ -133,8 +133,8 @@ static void only_cases(const ridge_op_row *op, case_list *list)
         cases_add(list, op, only[i].text, only[i].layout);
 }
 
-/* Experts in bf16 and e4m3 with so many rows that a multiprocessor has several tiles, and a batch of them. */
-static void float_cases(const ridge_op_row *op, case_list *list)
+/* Experts with so many rows that a multiprocessor has several tiles, of bf16 and e4m3 a batch of them. */
+static void tall_cases(const ridge_op_row *op, case_list *list)
 {
     static const struct {
         const char *dims;
@@ -147,6 +147,16 @@ static void float_cases(const ridge_op_row *op, case_list *list)
         {"tokens=9 cols=96 rows=2180 experts=40 slots=3", {.fill = FILL_EDGE}},
         {"tokens=2 cols=1312 rows=1060 experts=4 slots=5", {.fill = FILL_NORMAL, .variant = NONE}},
     };
+    static const struct {
+        const char *dims;
+        test_case layout;
+    } codes[] = {
+        {"tokens=1 cols=576 rows=2176 experts=9 slots=8", {.fill = FILL_NORMAL, .variant = ALL_DIFFERENT}},
+        {"tokens=8 cols=64 rows=1120 experts=70 slots=8", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=3 cols=1600 rows=64 experts=40 slots=8", {.fill = FILL_GROUPS, .pad = 64, .repeats = 50}},
+    };
+    static const char *const code_form[2] = {"x=i8 w=i8 out=i8 limit=10 gate_bias=1",
+                                             "x=i8 w=i8 out=f32 bias=1 residual=f32"};
     static const char *const form[2][2] = {
         {"x=bf16 w=bf16 out=bf16", "x=bf16 w=e4m3 out=f32 gate_bias=1 limit=7"},
         {"x=bf16 w=bf16 out=f32 bias=1", "x=bf16 w=e4m3 out=bf16 shared=f32 residual=bf16"}};
@@ -157,6 +167,10 @@ static void float_cases(const ridge_op_row *op, case_list *list)
             snprintf(text, sizeof text, "%s %s", shape[i].dims, form[op->id == RIDGE_MOE_DOWN][f]);
             cases_add(list, op, text, shape[i].layout);
         }
+    for (int i = 0; i < (int)(sizeof codes / sizeof codes[0]); i++) {
+        snprintf(text, sizeof text, "%s %s", codes[i].dims, code_form[op->id == RIDGE_MOE_DOWN]);
+        cases_add(list, op, text, codes[i].layout);
+    }
 }
 
 void cases_moe_products(const ridge_op_row *op, case_level level, case_list *list)
@@ -201,7 +215,7 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
             cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = true, .pad = i});
         }
     only_cases(op, list);
-    float_cases(op, list);
+    tall_cases(op, list);
     block_cases(op, level, list);
 }
 
