@@ -2,7 +2,7 @@
  * eight CTAs; CTA r has the partials 256 r .. 256 r + 255, that is 512 columns of every stream, two neighbouring ones a
  * thread.
  *
- *     before the wait   fn's columns to registers, if weights are constant
+ *     before the wait   columns of fn and of the norm's weights, scale and base to registers, if weights are constant
  *     warps 0 to 7      products with all rows of fn; a butterfly over the lanes, which halves the numbers as it goes,
  *                       leaves lane l with one number, number reverse(l)
  *     warp 0            adds the warps and sends the CTA's 32 sums to all CTAs of the cluster: `sums`, by st.async
@@ -117,8 +117,8 @@ static __global__ void __launch_bounds__(HC_WARPS * 32 + 32) hc_cluster(const __
     const uint32_t bar = ptx_shared(s.bar);
     const bool there = first < p.cols;
     float2 x[HC_STREAMS];
-    float2 y;
-    float z, factor, pre[HC_STREAMS];
+    float2 y, norm = {};
+    float z, factor, pre[HC_STREAMS], scale = 0.0f, base = 0.0f;
 
     ptx_launch_dependents();
     if (threadIdx.x == 0) {
@@ -130,12 +130,18 @@ static __global__ void __launch_bounds__(HC_WARPS * 32 + 32) hc_cluster(const __
     }
     __syncthreads(); /* the barriers are initialised before this CTA waits for them */
     ptx_cluster_arrive_relaxed();
+    if (!p.weights_const)
+        ptx_grid_dependency_wait();
+    if (lane < MIXES) {
+        scale = p.scale[ridge_hc_scale_of(HC_STREAMS, lane)];
+        base = p.base[lane];
+    }
     if (warp < HC_WARPS) {
         uint32_t w[HC_STREAMS][MIXES];
         float sum[32] = {};
 
-        if (!p.weights_const)
-            ptx_grid_dependency_wait();
+        if (p.w && there)
+            norm = make_float2(hc_load(p.w_dtype, p.w, first), hc_load(p.w_dtype, p.w, first + 1));
 #pragma unroll
         for (int h = 0; h < HC_STREAMS; h++)
 #pragma unroll
@@ -160,7 +166,7 @@ static __global__ void __launch_bounds__(HC_WARPS * 32 + 32) hc_cluster(const __
         }
         reduce_lanes<1>(sum, lane);
         s.warp[warp][__brev((unsigned)lane) >> 27] = sum[0];
-    } else {
+    } else if (p.weights_const) {
         ptx_grid_dependency_wait();
     }
     ptx_cluster_wait(); /* all CTAs have their barriers; a warp that runs no further has been here */
@@ -183,7 +189,7 @@ static __global__ void __launch_bounds__(HC_WARPS * 32 + 32) hc_cluster(const __
     z = 0.0f;
     if (lane < MIXES) {
         z = __uint_as_float(num_canonical_f32(gather(&s, lane) * factor));
-        z = __fmaf_rn(z, p.scale[ridge_hc_scale_of(HC_STREAMS, lane)], p.base[lane]);
+        z = __fmaf_rn(z, scale, base);
     }
     if (warp == HC_WARPS) {
         if constexpr (MIXES > HC_STREAMS)
@@ -211,8 +217,8 @@ static __global__ void __launch_bounds__(HC_WARPS * 32 + 32) hc_cluster(const __
     factor = ridge_rms_factor(hc_tree_8(s.squares), p.cols, p.eps);
     y = make_float2(y.x * factor, y.y * factor);
     if (p.w && there) {
-        y.x *= hc_load(p.w_dtype, p.w, first);
-        y.y *= hc_load(p.w_dtype, p.w, first + 1);
+        y.x *= norm.x;
+        y.y *= norm.y;
     }
     hc_store(p, t, first, there, there, y.x, y.y);
 #endif

@@ -1,11 +1,13 @@
 /* token.c: `ridge bench --suite ds4flash-token`: a token of DeepSeek-V4-Flash as one CUDA graph, beside a read of the
  * bytes that its weights have: 43 layers of hyper-connections, the dense products in Q8_0, the router and six of 256
  * experts, then the output head. Every call reads what the one before has written; weights are random. Once with
- * experts as people have them, gate and up in IQ2_XXS and down in Q2_K, once in MXFP4.
+ * experts as people have them, gate and up in IQ2_XXS and down in Q2_K, once in MXFP4. The graph has a second branch:
+ * the shared expert's gate and up beside the router and moe_route.
  *
  * Not in it: attention itself, with its compressor, indexer and cache (the product behind it reads the queries); the
  * layers whose experts follow from the token; the embedding and drawing a token. A layer has dense weights of its own;
  * experts of several layers share memory where the device has no room for all, which no cache holds either. */
+#include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +37,16 @@ typedef struct layer {
     unsigned char *router, *routed[3]; /* gate, up, down */
 } layer;
 
+/* A second stream. The library's backend has no events; the driver's functions are looked up by the names of its ABI
+ * and answer 0 for success. */
+typedef struct branch {
+    void *driver, *stream, *event[2];
+    int (*create)(void **event, unsigned flags);
+    int (*destroy)(void *event);
+    int (*record)(void *event, void *stream);
+    int (*wait)(void *stream, void *event, unsigned flags);
+} branch;
+
 typedef struct token {
     bench *b;
     const ridge_backend *backend;
@@ -43,6 +55,7 @@ typedef struct token {
     unsigned char *memory;
     size_t at;
     void *stream;
+    branch branch;
     layer layer[LAYERS];
     hc head;
     planes output;
@@ -55,6 +68,7 @@ typedef struct token {
     float *scales, *mid_scales;
     ridge_call call[CALLS];
     const char *name[CALLS];
+    unsigned char aside[CALLS], joins[CALLS]; /* runs on the branch; waits for it */
     int calls;
     double bytes;
     void *workspace;
@@ -285,9 +299,9 @@ static void add_ffn(token *t, const layer *l)
                           f32(l->ffn.norm), t->post, t->comb, x);
     ridge_set(&call, RIDGE_HC_SPLIT_FLOATS, RIDGE_F32, t->floats, 0);
     add(t, "hc_split of experts", call);
-    /* here, where its constant weights are fetched while the preceding kernel still runs */
     call = ridge_q8_0_gate_up_swiglu(1, HIDDEN, FFN, x, q8_0(&l->gate), q8_0(&l->up), f32(t->mid));
     call.opt.swiglu.limit = 10;
+    t->aside[t->calls] = 1;
     add(t, "shared gate and up", call);
     call = ridge_moe_down(1, HIDDEN, EXPERTS, 1, 1, f32(t->floats), ridge_matrix(l->router, RIDGE_BF16), t->zero,
                           t->ones, f32(t->route)); /* the matrix of an only expert */
@@ -301,6 +315,7 @@ static void add_ffn(token *t, const layer *l)
     call = ridge_moe_gate_up_swiglu(1, HIDDEN, FFN, EXPERTS, SLOTS, x, ridge_matrix(l->routed[0], t->experts[0]),
                                     ridge_matrix(l->routed[1], t->experts[0]), t->ids, mid);
     call.opt.swiglu.limit = 10;
+    t->joins[t->calls] = 1;
     add(t, "experts' gate and up", call);
     add(t, "experts' down",
         ridge_moe_down(1, FFN, HIDDEN, EXPERTS, SLOTS, mid, ridge_matrix(l->routed[2], t->experts[1]), t->ids,
@@ -343,17 +358,50 @@ static int place_of(const token *t, int call)
     return call < t->calls - 2 ? call % step : step + call - (t->calls - 2);
 }
 
+/* What comes next on stream `to` waits for what `from` has so far. */
+static ridge_status follow(const branch *b, int event, void *to, void *from)
+{
+    if (b->record(b->event[event], from) || b->wait(to, b->event[event], 0))
+        return ridge_fail(RIDGE_ERR_DEVICE, "the driver could not order two streams");
+    return RIDGE_OK;
+}
+
+/* A call of the token, or, `without` it, what the branch needs at its place. *open: the branch has a call that no other
+ * has waited for. */
+static ridge_status run_call(const token *t, int i, bool without, bool *open)
+{
+    const branch *b = &t->branch;
+    ridge_status status = RIDGE_OK;
+
+    if (t->aside[i] && !without) {
+        *open = true;
+        status = follow(b, 0, b->stream, t->stream);
+        /* without a workspace, which the other stream uses */
+        return status ? status : ridge_run(t->b->device, &t->call[i], NULL, 0, b->stream);
+    }
+    if (t->joins[i] && *open) {
+        *open = false;
+        status = follow(b, 1, t->stream, b->stream);
+    }
+    return status || without ? status
+                             : ridge_run(t->b->device, &t->call[i], t->workspace, t->workspace_bytes, t->stream);
+}
+
 static ridge_status run(const void *state)
 {
     const part *p = state;
     const token *t = p->t;
     ridge_status status = RIDGE_OK;
+    bool open = false;
 
     if (p->variant >= 0)
         return t->backend->stream_read(t->b->device, p->variant, t->memory, (size_t)t->bytes / 16 * 16, t->stream);
-    for (int i = 0; i < t->calls && !status; i++)
-        if ((p->only < 0 || place_of(t, i) == p->only) && place_of(t, i) != p->without)
+    for (int i = 0; i < t->calls && !status; i++) {
+        if (p->only >= 0 && place_of(t, i) == p->only)
             status = ridge_run(t->b->device, &t->call[i], t->workspace, t->workspace_bytes, t->stream);
+        else if (p->only < 0)
+            status = run_call(t, i, place_of(t, i) == p->without, &open);
+    }
     return status;
 }
 
@@ -460,6 +508,40 @@ static bool report(token *t)
     return true;
 }
 
+static bool open_branch(token *t)
+{
+    branch *b = &t->branch;
+    const struct {
+        const char *name;
+        void *to;
+    } list[] = {{"cuEventCreate", &b->create},
+                {"cuEventDestroy_v2", &b->destroy},
+                {"cuEventRecord", &b->record},
+                {"cuStreamWaitEvent", &b->wait}};
+
+    b->driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    for (size_t i = 0; b->driver && i < sizeof list / sizeof list[0]; i++) {
+        void *found = dlsym(b->driver, list[i].name);
+
+        if (!found)
+            return false;
+        *(void **)list[i].to = found;
+    }
+    return b->driver && !t->backend->stream_new(t->b->device, &b->stream) && !b->create(&b->event[0], 2) &&
+           !b->create(&b->event[1], 2);
+}
+
+static void close_branch(token *t)
+{
+    for (int i = 0; i < 2; i++)
+        if (t->branch.event[i])
+            t->branch.destroy(t->branch.event[i]);
+    if (t->branch.stream)
+        t->backend->stream_free(t->b->device, t->branch.stream);
+    if (t->branch.driver)
+        dlclose(t->branch.driver);
+}
+
 /* With experts for as many layers as fit. */
 static bool bench_token_of(bench *b, ridge_dtype gate_up, ridge_dtype down)
 {
@@ -473,7 +555,8 @@ static bool bench_token_of(bench *b, ridge_dtype gate_up, ridge_dtype down)
         *t = (token){.b = b, .backend = backend, .experts = {gate_up, down}};
         for (place(t, sets, begin); t->at > (size_t)((double)b->device->memory_bytes * 0.85) && sets > 1;)
             place(t, --sets, begin);
-        good = !backend->stream_new(b->device, &t->stream) && !backend->alloc(b->device, t->at, (void **)&t->memory);
+        good = !backend->stream_new(b->device, &t->stream) && open_branch(t) &&
+               !backend->alloc(b->device, t->at, (void **)&t->memory);
     }
     if (good) {
         place(t, sets, begin);
@@ -493,6 +576,8 @@ static bool bench_token_of(bench *b, ridge_dtype gate_up, ridge_dtype down)
         backend->release(b->device, t->workspace);
     if (t && t->stream)
         backend->stream_free(b->device, t->stream);
+    if (t)
+        close_branch(t);
     free(t);
     return good;
 }
