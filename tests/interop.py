@@ -225,6 +225,33 @@ def test_gguf():
         same_tensors(mine, tensors, there)
 
 
+# Bytes of a block, and where its f16 numbers lie, of all types with such scales that ridge dequantizes.
+SCALES = {Q.Q4_0: (18, [0]), Q.Q4_1: (20, [0, 2]), Q.Q5_0: (22, [0]), Q.Q5_1: (24, [0, 2]), Q.Q8_0: (34, [0]), Q.Q2_K: (84, [80, 82]),
+          Q.Q3_K: (110, [108]), Q.Q4_K: (144, [0, 2]), Q.Q5_K: (176, [0, 2]), Q.Q6_K: (210, [208]), Q.IQ2_XXS: (66, [0]), Q.MXFP4: (17, [])}
+
+
+def test_scales():
+    """65536 blocks of each type: each of the 2^16 scales once, every minimum too, all else random."""
+    path, out = folder / "scales.gguf", folder / "scales.bin"
+    for quant, (size, scales) in SCALES.items():
+        blocks = random.integers(0, 256, (65536, size), np.uint8)
+        for i, at in enumerate(scales):
+            numbers = np.arange(65536, dtype=np.uint16) if i == 0 else random.permutation(65536).astype(np.uint16)
+            blocks[:, at:at + 2] = numbers.view(np.uint8).reshape(-1, 2)
+        if quant == Q.MXFP4:
+            blocks[:, 0] = np.arange(65536) % 256
+        writer = gguf.GGUFWriter(path, "test")
+        writer.add_tensor("w", blocks, raw_dtype=quant)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        result = run("floats", path, out)
+        check(result.returncode == 0, quant.name, result.stderr)
+        with np.errstate(all="ignore"):
+            same_floats(np.fromfile(out, np.float32), gguf.dequantize(blocks, quant), quant.name, "blocks of every scale")
+
+
 # ----------------------------------------------------------------------------------------------------------- quantize
 def e4m3():
     code = np.arange(256)
@@ -238,9 +265,9 @@ def near(path, name, wanted, got, bound):
     check(got.shape == wanted.shape and (np.abs(got - wanted) <= bound).all(), path, name, "decodes to something else")
 
 
-def quantised(ridge, source, to):
+def quantised(ridge, source, to, *more):
     path = folder / f"{source.name}.{to}"
-    result = subprocess.run([ridge, "quantize", "--quiet", "--device", "cpu", source, "-o", path, "--to", to],
+    result = subprocess.run([ridge, "quantize", "--quiet", "--device", "cpu", source, "-o", path, "--to", to, *more],
                             capture_output=True, text=True)
     check(result.returncode == 0, result.stderr)
     return path
@@ -282,14 +309,15 @@ def test_quantize(ridge):
                     codes = np.frombuffer(data, np.uint8).reshape(shape)
                     near(path, name, w, e4m3()[codes] * scale, np.abs(w) * 2.0**-4 * 1.000001 + scale * 2.0**-10 * 1.000001)
             check(not there, path, "has more tensors", list(there))
-        path = quantised(ridge, source, "q8_0")
-        reader = gguf.GGUFReader(path)
-        check(reader.fields["general.file_type"].contents() == 7, path, "file type")
-        check({t.name for t in reader.tensors} == set(weights), path, "names")
-        for t in reader.tensors:
-            w = weights[t.name]
-            check(t.tensor_type == Q.Q8_0 and t.shape.tolist() == list(w.shape)[::-1], path, t.name, "shape")
-            check(t.data.tobytes() == gguf.quantize(w, Q.Q8_0).tobytes(), path, t.name, "blocks are not the package's")
+        for to, quant, number, more in (("q8_0", Q.Q8_0, 7, []), ("q4_0", Q.Q4_0, 2, []), ("mxfp4", Q.MXFP4, 38, ["--include", "*"])):
+            path = quantised(ridge, source, to, *more)
+            reader = gguf.GGUFReader(path)
+            check(reader.fields["general.file_type"].contents() == number, path, "file type")
+            check({t.name for t in reader.tensors} == set(weights), path, "names")
+            for t in reader.tensors:
+                w = weights[t.name]
+                check(t.tensor_type == quant and t.shape.tolist() == list(w.shape)[::-1], path, t.name, "shape")
+                check(t.data.tobytes() == gguf.quantize(w, quant).tobytes(), path, t.name, "blocks are not the package's")
 
 
 probe = folder / "probe"
@@ -300,6 +328,7 @@ test_safetensors_6_bits()
 test_shards()
 if whole:
     test_gguf()
+    test_scales()
 if len(sys.argv) > 3:
     test_quantize(sys.argv[3])
 print(f"interop: {checks} checks passed; safetensors" + (", GGUF" if whole else " only, there is no GGUF in this build"))

@@ -103,10 +103,38 @@ static void copy(const char *from, const char *to, ridge_format format)
     ridge_file_close(file);
 }
 
+/* The values of all tensors, one after another, as floats. */
+static void floats(const char *from, const char *to)
+{
+    FILE *out = fopen(to, "wb");
+    ridge_file *file;
+
+    if (!out || ridge_file_open(from, &file) != RIDGE_OK)
+        die("open");
+    for (int64_t i = 0; i < ridge_file_tensors(file); i++) {
+        const ridge_entry *t = ridge_file_tensor(file, i);
+        const size_t count = (size_t)(t->bytes / ridge_type_query(t->type)->bytes * ridge_type_query(t->type)->block);
+        float *values = malloc(count * sizeof *values + 1);
+        void *data = load(file, t);
+
+        if (!values || ridge_dequantize(t->type, data, (int64_t)count, values) != RIDGE_OK)
+            die("dequantize");
+        if (fwrite(values, sizeof *values, count, out) != count)
+            die("write");
+        free(values);
+        free(data);
+    }
+    if (fclose(out))
+        die("write");
+    ridge_file_close(file);
+}
+
 int main(int count, char **words)
 {
     if (count == 3 && strcmp(words[1], "dump") == 0)
         dump(words[2]);
+    else if (count == 4 && strcmp(words[1], "floats") == 0)
+        floats(words[2], words[3]);
     else if (count == 5 && strcmp(words[1], "copy") == 0)
         copy(words[2], words[3], strcmp(words[4], "gguf") == 0 ? RIDGE_GGUF : RIDGE_SAFETENSORS);
     else

@@ -21,8 +21,10 @@ extern const uint32_t block_file_types[RIDGE_DTYPES];
  * may be off. */
 estimate oracle_block_product(uint32_t format, int64_t cols, const uint8_t *blocks, const float *w, const int8_t *codes,
                               const float *scales);
-/* Makes `rows` rows of random blocks and lays them out as tiles. */
-bool fill_tiles(uint32_t format, int64_t rows, int64_t cols, bool hard, void *tiles, int64_t stride, uint64_t seed);
+/* Makes `rows` rows of random blocks and lays them out as tiles. hard: 1 rows of kinds of their own, 2 all scales
+ * (fill.c).
+ */
+bool fill_tiles(uint32_t format, int64_t rows, int64_t cols, int hard, void *tiles, int64_t stride, uint64_t seed);
 bool fill_blocks(const test_case *c, const image *im, int arg, uint64_t seed);
 void oracle_blocks_moved(oracle_run *run);
 void oracle_block_products(oracle_run *run);

@@ -135,6 +135,11 @@ static void product_cases(const ridge_op_row *op, case_level level, case_list *l
                 cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
             }
         }
+    for (int format = 0; format < FORMATS && op->id == RIDGE_BLOCK_MATMUL && level != CASES_QUICK; format++)
+        for (int tokens = 1; tokens <= 3; tokens += 2) { /* all scales that there are */
+            sized_text(op, tokens, 256, 65536, 0, format, 0, text, sizeof text);
+            cases_add(list, op, text, (test_case){.fill = FILL_EVERY});
+        }
     prompt_cases(op, level, list);
     product_text(op, 0, 2, 0, 0, text, sizeof text);
     cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
