@@ -4,7 +4,7 @@
  * threads, or one for each processor, and weights in the form into which it repacks them, where the type has one.
  *
  *     cc -O2 bench/peers_ggml.c -I GGML/include -L LIB -lggml -lggml-base -lm -o peers_ggml
- *     ./peers_ggml LIB/libggml-cuda.so [OP [TOKENS]] >> FILE.csv
+ *     ./peers_ggml LIB/libggml-cuda.so [OP [TOKENS [TYPE]]] >> FILE.csv
  *
  * A graph has as many products as it takes to read 280 MB of weights (CPU: 600), none twice; the time of one is that of
  * four graphs by the host's clock, over their products. err: the largest difference from float64 over dequantised
@@ -256,18 +256,20 @@ static void measure(ggml_backend_t backend, const struct problem *p, int64_t tok
     ggml_free(b.ctx), ggml_free(b.weights_ctx);
 }
 
-static int wanted(char **argv, const char *name, int64_t tokens)
+static int wanted(char **argv, const struct problem *p, int64_t tokens)
 {
-    return !argv[2] || (!strcmp(argv[2], name) && (!argv[3] || atoi(argv[3]) == tokens));
+    return !argv[2] ||
+           (!strcmp(argv[2], p->op) &&
+            (!argv[3] || (atoi(argv[3]) == tokens && (!argv[4] || !strcmp(argv[4], ggml_type_name(p->type))))));
 }
 
 int main(int argc, char **argv)
 {
     static const int64_t tokens[] = {1, 8, 512};
 
-    ggml_backend_reg_t library = argc >= 2 && argc <= 4 ? ggml_backend_load(argv[1]) : NULL;
+    ggml_backend_reg_t library = argc >= 2 && argc <= 5 ? ggml_backend_load(argv[1]) : NULL;
     if (!library || ggml_backend_reg_dev_count(library) == 0)
-        return fprintf(stderr, "usage: peers_ggml LIBGGML-CUDA.SO [OP [TOKENS]], or LIBGGML-CPU.SO\n"), 2;
+        return fprintf(stderr, "usage: peers_ggml LIBGGML-CUDA.SO [OP [TOKENS [TYPE]]], or LIBGGML-CPU.SO\n"), 2;
     ggml_backend_t backend = must(ggml_backend_dev_init(ggml_backend_reg_dev_get(library, 0), NULL));
     ggml_backend_set_n_threads_t set_threads =
         (ggml_backend_set_n_threads_t)ggml_backend_reg_get_proc_address(library, "ggml_backend_set_n_threads");
@@ -281,11 +283,11 @@ int main(int argc, char **argv)
 
     for (size_t i = 0; i < sizeof(dense) / sizeof(*dense); i++)
         for (int j = 0; j < (strcmp(dense[i].op, "q8_0_matmul") ? 2 : 3); j++)
-            if (wanted(argv, dense[i].op, tokens[j]))
+            if (wanted(argv, &dense[i], tokens[j]))
                 measure(backend, &dense[i], tokens[j]);
     for (size_t i = 0; i < sizeof(experts) / sizeof(*experts); i++)
         for (int j = 0; j < 2; j++)
-            if (wanted(argv, experts[i].op, tokens[j]))
+            if (wanted(argv, &experts[i], tokens[j]))
                 measure(backend, &experts[i], tokens[j]);
     ggml_backend_free(backend);
     return 0;

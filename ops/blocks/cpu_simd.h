@@ -151,7 +151,7 @@ INLINE void codes_mxfp4(const uint8_t *unit, int row, w_row *w)
         w->codes[i >> 2][i >> 1 & 1][i & 1] = _mm256_shuffle_epi8(values, w->codes[i >> 2][i >> 1 & 1][i & 1]);
 }
 
-/* Eight magnitudes of an entry of the codebook, by bytes. */
+/* Entries of the codebook: eight bytes of 43 + magnitude. */
 typedef struct iq2_tables {
     uint64_t grid[256];
 } iq2_tables;
@@ -164,34 +164,58 @@ static void fill_tables(void *memory)
         to->grid[i] = 0;
 #pragma GCC unroll 8
         for (int k = 0; k < 8; k++)
-            to->grid[i] |= (uint64_t)ridge_iq2_magnitude(ridge_iq2_xxs_grid[i] >> 2 * k & 3) << 8 * k;
+            to->grid[i] |= (uint64_t)(43 + ridge_iq2_magnitude(ridge_iq2_xxs_grid[i] >> 2 * k & 3)) << 8 * k;
     }
 }
 
-/* Vector t of a run has entry t of blocks j = 0 .. 3, so that sums of four codes are halves of entries. 43 + g or
- * 43 - g: with m = ff where minus, 43 + ((g ^ m) - m). */
+/* Four entries, whose numbers are the low bytes of a word. */
+INLINE __m256i iq2_entries(const iq2_tables *tables, uint64_t word)
+{
+#if defined(__AVX512VL__)
+    const uint64_t *grid = tables->grid;
+    __m256i v = _mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)(const void *)&grid[word & 255]));
+
+    v = _mm256_mask_broadcastq_epi64(v, 2, _mm_loadl_epi64((const __m128i *)(const void *)&grid[word >> 8 & 255]));
+    v = _mm256_mask_broadcastq_epi64(v, 4, _mm_loadl_epi64((const __m128i *)(const void *)&grid[word >> 16 & 255]));
+    return _mm256_mask_broadcastq_epi64(v, 8, _mm_loadl_epi64((const __m128i *)(const void *)&grid[word >> 24 & 255]));
+#else
+    const long long a = (long long)tables->grid[word & 255], b = (long long)tables->grid[word >> 8 & 255];
+    const long long c = (long long)tables->grid[word >> 16 & 255], d = (long long)tables->grid[word >> 24 & 255];
+
+    return _mm256_set_epi64x(d, c, b, a);
+#endif
+}
+
+/* Vector t of a run has entry t of blocks j = 0 .. 3, so that sums of four codes are halves of entries. Where minus,
+ * 43 - g = 86 - (43 + g). */
 INLINE void codes_iq2(const uint8_t *unit, int row, const iq2_tables *tables, w_row *w)
 {
-    const __m256i byte = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3));
+    const __m256i byte = _mm256_broadcastsi128_si256(_mm_setr_epi8(4, 4, 5, 5, 6, 6, 7, 7, 4, 4, 5, 5, 6, 6, 7, 7));
     const __m256i bit = _mm256_setr_epi8(1, 16, 1, 16, 1, 16, 1, 16, 2, 32, 2, 32, 2, 32, 2, 32, 4, 64, 4, 64, 4, 64, 4,
                                          64, 8, -128, 8, -128, 8, -128, 8, -128);
+    const __m256i both = _mm256_set1_epi8(86);
 
 #pragma GCC unroll 8
-    for (int t = 0; t < 4; t++)
+    for (int t = 0; t < 4; t++) {
+        const uint8_t *at = unit + 64 * row + 16 * t; /* for each run four numbers and a word of parities */
+        const __m256i words = _mm256_broadcastsi128_si256(load_half(at));
+        const __m256i signs =
+            _mm256_xor_si256(_mm256_and_si256(words, _mm256_set1_epi32(0x0fffffff)), _mm256_slli_epi32(words, 4));
+
 #pragma GCC unroll 8
         for (int q = 0; q < 2; q++) {
-            const uint8_t *at = unit + 64 * row + 16 * t + 8 * q;
-            const __m256i word = _mm256_set1_epi32((int)block_read32(at + 4));
-            const __m256i signs =
-                _mm256_xor_si256(_mm256_and_si256(word, _mm256_set1_epi32(0x0fffffff)), _mm256_slli_epi32(word, 4));
-            const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(signs, byte), bit);
-            const __m256i m = _mm256_cmpeq_epi8(set, bit);
-            const __m256i g = _mm256_set_epi64x((long long)tables->grid[at[3]], (long long)tables->grid[at[2]],
-                                                (long long)tables->grid[at[1]], (long long)tables->grid[at[0]]);
+            const __m256i g = iq2_entries(tables, block_read32(at + 8 * q));
+            const __m256i placed = _mm256_shuffle_epi8(signs, _mm256_add_epi8(byte, _mm256_set1_epi8((char)(8 * q))));
 
-            w->codes[q][t >> 1][t & 1] =
-                _mm256_add_epi8(_mm256_sub_epi8(_mm256_xor_si256(g, m), m), _mm256_set1_epi8(43));
+#if defined(__AVX512VL__)
+            w->codes[q][t >> 1][t & 1] = _mm256_mask_sub_epi8(g, _mm256_test_epi8_mask(placed, bit), both, g);
+#else
+            const __m256i minus = _mm256_cmpeq_epi8(_mm256_and_si256(placed, bit), bit);
+
+            w->codes[q][t >> 1][t & 1] = _mm256_blendv_epi8(g, _mm256_sub_epi8(both, g), minus);
+#endif
         }
+    }
 }
 
 INLINE __m256 bytes_to_f(__m128i bytes)
@@ -482,10 +506,11 @@ INLINE void tile(uint32_t format, const block_args *a, const uint8_t *tiles, con
                    (size_t)(block_unit_bytes(f, 1) - block_codes_bytes(f, 1)));
             unit = whole;
         }
-        for (int64_t b = 0; b < block_unit_bytes(f, 2); b += 64)
-            _mm_prefetch((const char *)tiles + 2 * block_unit_bytes(f, 2) + b, _MM_HINT_T0);
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 4; i++) { /* requests spread over the time that products take */
+            for (int64_t b = block_unit_bytes(f, 2) / 4 * i; b < block_unit_bytes(f, 2) / 4 * (i + 1); b += 64)
+                _mm_prefetch((const char *)tiles + 2 * block_unit_bytes(f, 2) + b, _MM_HINT_T0);
             four_rows(format, unit, 4 * i, tables, x, tokens, acc[u & 3][i]);
+        }
     }
     for (int i = 0; i < 4; i++)
         for (int64_t t = 0; t < tokens; t++) {
