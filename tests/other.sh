@@ -31,7 +31,6 @@ asan)
         "$dir/ridge" test --quick --once --device $device --quiet --kernel '*.c' --part 1/$every "$op" >"$log" 2>&1 ||
             { cat "$log"; exit 1; }
     done
-    "$dir/tests/teeth" --device $device
     sh "$root/tests/quantize.sh" "$dir/ridge" "$dir/tests/quantize_tool" few
     python3 "$root/tests/quantize_files.py" "$dir/ridge"
     "$dir/tests/test_core"
