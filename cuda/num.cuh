@@ -111,8 +111,8 @@ static __device__ __forceinline__ uint32_t num_fp8_software(float x, bool e5m2)
 }
 
 #if __CUDA_ARCH__ < 890
-/* Four codes. A call, since tiles convert 128 values a thread: inlined, sm_80's code took 71 of the 122 CPU seconds that
- * quantize_fp8/tile.cu compiles for three architectures. */
+/* Four codes. A call, since tiles convert 128 values a thread: inlined, sm_80's code took 71 of the 122 CPU seconds
+ * that quantize_fp8/tile.cu compiles for three architectures. */
 static __device__ __noinline__ uint32_t num_fp8x4_software(float a, float b, float c, float d, bool e5m2)
 {
     return num_fp8_software(d, e5m2) << 24 | num_fp8_software(c, e5m2) << 16 | num_fp8_software(b, e5m2) << 8 |
