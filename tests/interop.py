@@ -231,7 +231,8 @@ SCALES = {Q.Q4_0: (18, [0]), Q.Q4_1: (20, [0, 2]), Q.Q5_0: (22, [0]), Q.Q5_1: (2
 
 
 def test_scales():
-    """65536 blocks of each type: each of the 2^16 scales once, every minimum too, all else random."""
+    """65536 blocks of each type: each of the 2^16 f16 scales once, every minimum too (MXFP4: each of its 256 scales 256
+    times), all else random."""
     path, out = folder / "scales.gguf", folder / "scales.bin"
     for quant, (size, scales) in SCALES.items():
         blocks = random.integers(0, 256, (65536, size), np.uint8)
