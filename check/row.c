@@ -319,7 +319,7 @@ static bool run_grids(row_run *t)
     const char *where = cuda ? "on few multiprocessors" : "with a small cache";
 
     if (is_reference(t->row) && t->im->call.op != RIDGE_Q8_0_REPACK && t->im->call.op != RIDGE_Q8_0_UNPACK)
-        return true; /* no other reference has such stores, and products take long */
+        return true; /* of the references only these two store past the cache, and products in plain C take long */
     for (int i = 0; i < (cuda ? 2 : 1) && (t->row->kernel->contract & RIDGE_EXACT); i++) {
         ridge_device small = *t->device;
         ridge_call call = image_call(t->im, t->im->host);

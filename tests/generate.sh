@@ -41,9 +41,8 @@ printf 'ab\ncd\n' >"$dir/lines"
 "$ridge" generate "$model" -i -n 5 --device cpu -q <"$dir/lines" >"$dir/out" 2>&1 || fail "a dialogue failed: $(cat "$dir/out")"
 expect 0 "" "$ridge" generate "$model" -p "ab cd" -n 2 --device cpu -q --fast-prompt
 # Ctrl-C ends the text, not the program, which still reports.
-"$ridge" generate "$model" -p "ab cd" -n 1000000 --ctx 1000000 --temp 0 --device cpu --json >"$dir/out" 2>"$log" &
-sleep 1
-kill -INT $! && wait $! && grep -q '"stop": "interrupt"' "$dir/out" ||
+timeout --preserve-status -k 60 -s INT 1 "$ridge" generate "$model" -p "ab cd" -n 1000000 --ctx 1000000 --temp 0 \
+    --device cpu --json >"$dir/out" 2>"$log" && grep -q '"stop": "interrupt"' "$dir/out" ||
     fail "an interrupt did not end a text: $(cat "$dir/out" "$log")"
 expect 0 "of a read" "$ridge" bench --model "$model" --test tg128 --device cpu
 expect 0 "perplexity" "$ridge" perplexity "$model" "$0" --ctx 32 --device cpu -q

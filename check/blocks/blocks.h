@@ -21,10 +21,13 @@ extern const uint32_t block_file_types[RIDGE_DTYPES];
  * may be off. */
 estimate oracle_block_product(uint32_t format, int64_t cols, const uint8_t *blocks, const float *w, const int8_t *codes,
                               const float *scales);
-/* Makes `rows` rows of random blocks and lays them out as tiles. hard: 1 rows of kinds of their own, 2 all scales
- * (fill.c).
- */
-bool fill_tiles(uint32_t format, int64_t rows, int64_t cols, int hard, void *tiles, int64_t stride, uint64_t seed);
+/* Scales of random blocks: ordinary ones; of each row a kind of its own, zeros, subnormals, NaN among them; each of the
+ * 2^16 f16 numbers in some row. */
+typedef enum fill_scales { SCALES_PLAIN, SCALES_HARD, SCALES_EVERY } fill_scales;
+
+/* Makes `rows` rows of random blocks and lays them out as tiles. */
+bool fill_tiles(uint32_t format, int64_t rows, int64_t cols, fill_scales scales, void *tiles, int64_t stride,
+                uint64_t seed);
 bool fill_blocks(const test_case *c, const image *im, int arg, uint64_t seed);
 void oracle_blocks_moved(oracle_run *run);
 void oracle_block_products(oracle_run *run);

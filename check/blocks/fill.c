@@ -15,17 +15,16 @@
 enum { ZERO = 0, SUBNORMAL, LARGEST, WITH_NAN, WITH_INFINITY, KINDS = 9 };
 
 /* The f16 numbers of a block: how many, and where the first one lies. */
-struct block_halves {
+typedef struct block_halves {
     int count, first;
-};
+} block_halves;
 
-static struct block_halves halves_of(uint32_t format)
+static block_halves halves_of(uint32_t format)
 {
     const bool two = format == RIDGE_Q4_1 || format == RIDGE_Q2_K || format == RIDGE_Q4_K || format == RIDGE_Q5_K;
+    const int first = format == RIDGE_Q2_K ? 80 : format == RIDGE_Q6_K ? 208 : 0;
 
-    return (struct block_halves){format == RIDGE_MXFP4 ? 0 : 1 + two, format == RIDGE_Q2_K   ? 80
-                                                                      : format == RIDGE_Q6_K ? 208
-                                                                                             : 0};
+    return (block_halves){format == RIDGE_MXFP4 ? 0 : 1 + two, first};
 }
 
 static uint16_t half_scale(unsigned kind, uint64_t *state, bool special)
@@ -52,11 +51,10 @@ static uint16_t half_scale(unsigned kind, uint64_t *state, bool special)
 static void number_row(uint32_t format, int64_t r, uint8_t *row, int64_t cols)
 {
     const block_layout f = block_layout_of(format);
+    const block_halves at = halves_of(format);
     const uint16_t scale = (uint16_t)r, min = (uint16_t)(r * 40503); /* odd: a permutation */
 
     for (int64_t b = 0; b < cols / f.columns; b++) {
-        const struct block_halves at = halves_of(format);
-
         if (format == RIDGE_MXFP4)
             row[b * f.bytes] = (uint8_t)(r + b);
         if (at.count > 0)
@@ -73,7 +71,7 @@ static void fill_row(uint32_t format, unsigned kind, uint8_t *row, int64_t cols,
     const int64_t blocks = cols / f.columns, bytes = block_row_bytes(f, cols);
     const int64_t special = blocks ? (int64_t)(random_next(&state) % (uint64_t)blocks) : 0;
     const unsigned codes = kind < KINDS ? (unsigned)(random_next(&state) % 4) : 3;
-    const struct block_halves at = halves_of(format);
+    const block_halves at = halves_of(format);
 
     for (int64_t i = 0; i < bytes; i++)
         row[i] = codes == 0 ? 0 : codes == 1 ? 0xff : (uint8_t)(random_next(&state) >> 24);
@@ -92,7 +90,8 @@ static void fill_row(uint32_t format, unsigned kind, uint8_t *row, int64_t cols,
     }
 }
 
-bool fill_tiles(uint32_t format, int64_t rows, int64_t cols, int hard, void *tiles, int64_t stride, uint64_t seed)
+bool fill_tiles(uint32_t format, int64_t rows, int64_t cols, fill_scales scales, void *tiles, int64_t stride,
+                uint64_t seed)
 {
     const int64_t pitch = block_row_bytes(block_layout_of(format), cols);
     ridge_tensor to = ridge_matrix(tiles, (ridge_dtype)format);
@@ -107,10 +106,10 @@ bool fill_tiles(uint32_t format, int64_t rows, int64_t cols, int hard, void *til
 #pragma omp parallel for schedule(static) if (rows * cols > 100000)
     for (int64_t r = 0; r < rows; r++) {
         uint64_t state = seed ^ (uint64_t)(r + 1) * UINT64_C(0xd1342543de82ef95);
-        const unsigned kind = hard == 1 ? (unsigned)(random_next(&state) % KINDS) : KINDS;
+        const unsigned kind = scales == SCALES_HARD ? (unsigned)(random_next(&state) % KINDS) : KINDS;
 
         fill_row(format, kind, blocks + r * pitch, cols, state);
-        if (hard == 2)
+        if (scales == SCALES_EVERY)
             number_row(format, r, blocks + r * pitch, cols);
     }
     to.stride = stride;
@@ -126,13 +125,15 @@ bool fill_blocks(const test_case *c, const image *im, int arg, uint64_t seed)
 {
     const ridge_op_row *op = ridge_op_at(im->call.op);
     const ridge_operand *operand = &im->call.arg[arg];
-    const int hard = c->fill == FILL_EVERY ? 2 : c->fill == FILL_GROUPS || c->fill == FILL_EDGE;
+    const fill_scales scales = c->fill == FILL_EVERY                            ? SCALES_EVERY
+                               : c->fill == FILL_GROUPS || c->fill == FILL_EDGE ? SCALES_HARD
+                                                                                : SCALES_PLAIN;
     int64_t tiles, bytes;
 
     if (!is_block_format(operand->dtype))
         return false;
     op->extent(&im->call, arg, &tiles, &bytes);
     tiles = im->periodic && tiles > IMAGE_PERIOD ? IMAGE_PERIOD : tiles;
-    return fill_tiles(operand->dtype, tiles * BLOCK_ROWS, im->call.dim[1], hard, im->host + im->offset[arg],
+    return fill_tiles(operand->dtype, tiles * BLOCK_ROWS, im->call.dim[1], scales, im->host + im->offset[arg],
                       operand->stride, seed + (uint64_t)arg);
 }

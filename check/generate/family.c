@@ -85,8 +85,8 @@ static bool generate_fill(const test_case *c, const image *im, int arg, uint64_t
     op->extent(&im->call, arg, &rows, &cols);
     seed += (uint64_t)arg * 977;
     if (is_block_format(operand->dtype))
-        return fill_tiles(operand->dtype, vocab, im->call.dim[1], c->fill == FILL_EDGE, im->host + im->offset[arg],
-                          operand->stride, seed);
+        return fill_tiles(operand->dtype, vocab, im->call.dim[1], c->fill == FILL_EDGE ? SCALES_HARD : SCALES_PLAIN,
+                          im->host + im->offset[arg], operand->stride, seed);
     if (operand->dtype == RIDGE_F16 && strcmp(op->arg[arg].name, "table_scales") == 0)
         return false;
     if (logits) { /* spread out, and many of them equal */

@@ -62,13 +62,14 @@ static bool fill_experts(const test_case *c, const image *im, int arg, uint64_t 
 {
     const ridge_operand *w = &im->call.arg[arg];
     const bool hard = c->fill == FILL_GROUPS || c->fill == FILL_EDGE || c->fill == FILL_EVERY;
+    const fill_scales scales = hard ? SCALES_HARD : SCALES_PLAIN;
     const int64_t rows = (im->call.dim[2] + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
     int64_t experts, cols;
 
     ridge_op_at(im->call.op)->extent(&im->call, arg, &experts, &cols);
     experts = im->periodic && experts > IMAGE_PERIOD ? IMAGE_PERIOD : experts;
     for (int64_t e = 0; e < experts; e++)
-        if (!fill_tiles(w->dtype, rows, im->call.dim[1], hard, element(im, arg, e, 0), 0, seed + (uint64_t)(64 * e)))
+        if (!fill_tiles(w->dtype, rows, im->call.dim[1], scales, element(im, arg, e, 0), 0, seed + (uint64_t)(64 * e)))
             return false;
     return true;
 }

@@ -357,7 +357,7 @@ static ridge_status prepare(const ridge_device *device)
         if (shared_of[i % 3] <= (size_t)host_max_shared(device))
             status = host_prepare(device, &functions[i / 3][i % 3], 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)shared_of[i % 3], "kv_append_attention: loading kernels");
-    if (!status && device->arch >= RIDGE_ARCH_SM90) /* as matmul_one.cu */
+    if (!status && device->arch >= RIDGE_ARCH_SM90) /* the share that q8_0/matmul_one.cu asks for */
         status = host_prepare(device, &functions[0][0], 6, cudaFuncAttributePreferredSharedMemoryCarveout,
                               cudaSharedmemCarveoutMaxShared, "kv_append_attention: loading kernels");
     return status;

@@ -442,7 +442,7 @@ template <int KV, int N> static __global__ void __maxnreg__(REGISTERS) piece(con
     if (a.early || at.head != guess)
         fetch_queries<form>(a.p, at.head, rows, query); /* before keys, behind which they would come late */
     start_item(&next, at);
-    request<form>(a, s, w, &next, warp, 0); /* of all warps, so that none waits for others' second stages */
+    request<form>(a, s, w, &next, warp, 0); /* one stage: a second one would queue before other warps' first */
     for (; at.item < w.all; at = item_at(a.p, w, item_after(w, at.item), warp)) {
         if (at.head != held) {
             if (held >= 0)

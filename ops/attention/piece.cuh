@@ -25,9 +25,9 @@ static_assert(CHUNK == 32 && CHUNKS == 4, "a chunk is two stages, a group four w
 template <int KV_, int N_> struct piece_form {
     enum { KV = KV_, N = N_, COLUMNS = N / 32 };
     enum { BYTES = KV == RIDGE_U8 ? N / RIDGE_Q8_0_BLOCK * RIDGE_Q8_0_BYTES : 2 * N }; /* of a row of the cache */
-    enum {
-        STAGES = BYTES == 256 ? 2 : 4
-    }; /* of a warp: 64 KB a CTA. More make all wait, for first keys and at the end */
+    /* Stages of a warp: of floats 64 KB a CTA, of Q8_0 34 or 68. With more, all warps wait longer for their first keys
+     * and at the end. */
+    enum { STAGES = BYTES == 256 ? 2 : 4 };
     enum { PART = N < PIECE ? (int)PIECE : N };
 };
 

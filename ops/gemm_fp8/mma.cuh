@@ -52,7 +52,7 @@ static __device__ __forceinline__ float mma_scale_at(const mma_scale &s, int row
     return s.at[(row >> s.shift) * s.row + block * s.block];
 }
 
-/* The columns of every tile of 8, or of an aligned tile of 128, have one scale of B. */
+/* The rows of B in an aligned tile of 128 have one scale, or none that the k loop applies. */
 static __device__ __forceinline__ bool mma_scale_of_tiles(const mma_args &p)
 {
     return p.scale_last || p.scale_b.shift > 0;

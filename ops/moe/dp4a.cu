@@ -430,7 +430,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
     if (problem->align < 4)
         return "needs rows that begin at multiples of 16 bytes";
     if (problem->dim[1] > 0x3fff00 || problem->dim[2] > 0x3fff00)
-        return "more than 2^22 rows or columns";
+        return "more than 2^22 - 256 rows or columns";
     return plan(device, problem, &a) ? NULL : "x does not fit in shared memory";
 }
 

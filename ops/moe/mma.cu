@@ -385,7 +385,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
     if (problem->align < 4)
         return "needs rows that begin at multiples of 16 bytes";
     if (cols > 0x3fff00 || rows > 0x3fff00)
-        return "more than 2^22 rows or columns";
+        return "more than 2^22 - 256 rows or columns";
     return shared_bytes(problem->op == RIDGE_MOE_DOWN, problem->dim[0] * problem->dim[4]) > host_max_shared(device)
                ? "the list of experts does not fit in shared memory"
                : NULL;

@@ -240,8 +240,8 @@ static const void *const functions[4][2][3] = {{FORMS(8, 1), FORMS(8, 2)},
                                                {FORMS(32, 1), FORMS(32, 2)}};
 enum { MOST = 4, FUNCTIONS = 6 * MOST };
 
-/* All of an SM's shared memory, also for kv_append_attention: SMs whose kernels want another share of it
- * for L1 empty first (SmolLM2-135M 404 -> 395 us a step, H200). */
+/* All of an SM's shared memory, also for kv_append_attention: SMs whose kernels want another share of it for L1 empty
+ * first (SmolLM2-135M 404 -> 395 us a step, H200). */
 static ridge_status prepare(const ridge_device *device)
 {
     const char *const what = "q8_0_matmul: loading kernels";
@@ -286,8 +286,9 @@ static one_layout lay_out(const ridge_device *device, const ridge_problem *probl
     return l;
 }
 
-/* The most bytes of weights. From the other number on the next kernel begins when this one has waited: before, two
- * kernels' weights would be under way in front of its own (Qwen3-0.6B 624 -> 549 us a step, H200). */
+/* The most bytes of weights; and those above which the next kernel begins only when all CTAs of this one have waited
+ * for the preceding one. Sooner, its weights would come in front of what they still load (Qwen3-0.6B 624 -> 549 us a
+ * step, H200). */
 static const double MOST_BYTES = 7e6, LATE_BYTES = 3e6;
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,

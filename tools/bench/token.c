@@ -520,15 +520,21 @@ static bool open_branch(token *t)
                 {"cuStreamWaitEvent", &b->wait}};
 
     b->driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    for (size_t i = 0; b->driver && i < sizeof list / sizeof list[0]; i++) {
+    if (!b->driver)
+        return !ridge_fail(RIDGE_ERR_DEVICE, "there is no NVIDIA driver");
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         void *found = dlsym(b->driver, list[i].name);
 
         if (!found)
-            return false;
+            return !ridge_fail(RIDGE_ERR_DEVICE, "the driver has no %s", list[i].name);
         *(void **)list[i].to = found;
     }
-    return b->driver && !t->backend->stream_new(t->b->device, &b->stream) && !b->create(&b->event[0], 2) &&
-           !b->create(&b->event[1], 2);
+    if (t->backend->stream_new(t->b->device, &b->stream))
+        return false;
+    for (int i = 0; i < 2; i++)
+        if (b->create(&b->event[i], 2 /* CU_EVENT_DISABLE_TIMING */))
+            return !ridge_fail(RIDGE_ERR_DEVICE, "the driver cannot make an event");
+    return true;
 }
 
 static void close_branch(token *t)
