@@ -76,7 +76,7 @@ static void product_text(const ridge_op_row *op, int tokens, int shape, int form
 }
 
 /* Of a prompt's formats quick runs one in five. The plain C row takes seconds for a large prompt, so that full runs two
- * in five of those: 500 -> 210 CPU seconds of `ridge test` for the three products. */
+ * in five of those. */
 static bool in_level(case_level level, int prompt, int n)
 {
     const double products = (double)prompts[prompt].tokens * prompts[prompt].cols * prompts[prompt].rows;

@@ -8,6 +8,7 @@
  * A thread has groups of eight classes, 512 groups apart. The first HELD of them stay in shared memory, one more in
  * registers: 131072 classes of a row and eight CTAs. What a longer row has beyond them is read again in each pass. Two
  * CTAs are on a multiprocessor, so that one reads while the other computes. */
+#include "cuda/mma.cuh"
 #include "divergence.cuh"
 
 enum { RANKS_MAX = 16, THREADS = 512, WARPS = THREADS / 32, HELD = 3 };
@@ -67,10 +68,7 @@ static __device__ __forceinline__ void fetch(const divergence_args &a, cluster_s
         if (a.vector && col + (D == RIDGE_F32 ? 132 : GROUP) <= a.cols) {
 #pragma unroll
             for (int i = 0; i < GROUP / SPAN(D); i++)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                             :
-                             : "r"(ptx_shared(&to[i][threadIdx.x])), "l"(row + (col + 128 * i) * size)
-                             : "memory");
+                mma_copy16(ptx_shared(&to[i][threadIdx.x]), row + (col + 128 * i) * size, 16);
         } else {
             float v[GROUP];
 
@@ -80,7 +78,7 @@ static __device__ __forceinline__ void fetch(const divergence_args &a, cluster_s
                 *(uint4 *)&to[i][threadIdx.x] = num_pack<D>(v + 4 * i);
         }
     }
-    asm volatile("cp.async.commit_group;" : : : "memory");
+    mma_copy_commit();
 }
 
 /* What fetch has brought. */
@@ -91,17 +89,6 @@ template <int D> static __device__ __forceinline__ void take_logits(const cluste
         num_unpack<D>(*(const uint4 *)&s->logits[k][0][i][threadIdx.x], z + 4 * i);
         num_unpack<D>(*(const uint4 *)&s->logits[k][1][i][threadIdx.x], y + 4 * i);
     }
-}
-
-/* All but the last `left` groups have landed. */
-static __device__ __forceinline__ void fetched(int left)
-{
-    if (left == 2)
-        asm volatile("cp.async.wait_group 2;" : : : "memory");
-    else if (left == 1)
-        asm volatile("cp.async.wait_group 1;" : : : "memory");
-    else
-        asm volatile("cp.async.wait_group 0;" : : : "memory");
 }
 
 /* A part of a row's sum, taken relative to another maximum. */
@@ -200,7 +187,7 @@ static __device__ __forceinline__ void divergence_slice(const divergence_args &a
     load_group<D>(a, teacher, first + HELD * THREADS, part.end, last[1]);
 #pragma unroll 1
     for (int k = 0; k < HELD; k++) {
-        fetched(HELD - 1 - k);
+        mma_copy_wait(HELD + 1 - k);
         take_logits<D>(s, k, z, y);
         add_group(&of_p, &sum[0], rate, z);
         add_group(&of_q, &sum[1], rate, y);
