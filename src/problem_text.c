@@ -272,6 +272,21 @@ static bool parse_layout(const char *text, size_t name, size_t length, ridge_pro
     return true;
 }
 
+static ridge_status no_such_field(const ridge_op_row *op, const char *name, size_t length)
+{
+    const ridge_field *const list[] = {op->fields, common_fields};
+    char text[800] = "";
+    size_t used = 0;
+
+    for (int d = 0; d < op->dims; d++)
+        used += (size_t)snprintf(text + used, sizeof text - used, " %s=", op->dim_name[d]);
+    for (int i = 0; i < 2; i++)
+        for (const ridge_field *field = list[i]; field->name && used < sizeof text; field++)
+            used += (size_t)snprintf(text + used, sizeof text - used, " %s=", field->name);
+    return ridge_fail(RIDGE_ERR_ARG, "%s: there is no field '%.*s'; the fields are%s", op->name,
+                      (int)(length < 80 ? length : 80), name, text);
+}
+
 ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, ridge_problem *problem)
 {
     unsigned given = 0; /* dimensions, a bit each */
@@ -303,8 +318,7 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
         } else if (field) {
             good = parse_field(op, field, value, length - name - 1, call);
         } else if (!parse_layout(text, name, length, problem, &good)) {
-            return ridge_fail(RIDGE_ERR_ARG, "%s: there is no field '%.*s'", op->name, (int)(name < 80 ? name : 80),
-                              text);
+            return no_such_field(op, text, name);
         }
         if (!good)
             return ridge_fail(RIDGE_ERR_ARG, "%s: bad value in '%.*s'", op->name, (int)(length < 80 ? length : 80),

@@ -32,7 +32,8 @@ expect 0 "picked: lowest cost" "$ridge" explain $problem --device cpu
 expect 0 "* cpu.swiglu_fwd.c " "$ridge" explain $problem --device cpu:c
 expect 1 "unknown model 'sm99' (c, avx2" "$ridge" explain $problem --device model:sm99
 expect 2 "no operand is aligned to 1 byte" "$ridge" explain $problem align=1 --device cpu
-expect 2 "there is no field" "$ridge" explain swiglu_fwd rows=8 colour=red
+expect 2 "there is no field 'colour'; the fields are rows= cols= dtype= act= " "$ridge" explain swiglu_fwd rows=8 colour=red
+expect 2 "there is no field 'm'; the fields are rows= " "$ridge" bench swiglu_fwd m=64
 expect 1 "no kernel row matches 'nosuch'" "$ridge" test --device cpu --kernel nosuch --quiet
 expect 1 "no kernel row of multiply matches 'nosuch'" "$ridge" test multiply --device cpu --kernel nosuch --quiet
 expect 1 "no op matches 'nosuch'" "$ridge" test nosuch --device cpu --quiet
