@@ -131,6 +131,15 @@ static ridge_status cpu_open(ridge_device *device, int ordinal)
     return RIDGE_OK;
 }
 
+/* In ridge_together the call before may be at work still. */
+static ridge_status cpu_enter(const ridge_device *device, bool *entered)
+{
+    (void)device;
+    *entered = false;
+    ridge_team_settle();
+    return RIDGE_OK;
+}
+
 bool ridge_cpu_streams(const ridge_device *device, double bytes)
 {
     const double quarter = 0.25 * (double)device->l2_bytes, most = 16 << 20;
@@ -305,6 +314,8 @@ const ridge_backend ridge_cpu_backend = {
     .name = "cpu",
     .count = cpu_count,
     .open = cpu_open,
+    .enter = cpu_enter,
+    .together = ridge_team_together,
     .alloc = cpu_alloc,
     .release = cpu_release,
     .upload = cpu_transfer,

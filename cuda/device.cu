@@ -478,9 +478,9 @@ static ridge_status cuda_exact(const ridge_device *device, int function, uint32_
 }
 
 extern "C" const ridge_backend ridge_cuda_backend = {
-    "cuda",       cuda_count,       cuda_open,        cuda_enter,        cuda_leave,       cuda_alloc,
-    cuda_release, cuda_upload,      cuda_download,    cuda_copy,         cuda_stream_new,  cuda_stream_free,
-    cuda_sync,    cuda_graph_begin, cuda_graph_end,   cuda_graph_launch, cuda_graph_free,  cuda_mark,
-    cuda_elapsed, READ_VARIANTS,    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy, cuda_empty,
-    cuda_exact,   cuda_write_late,
+    "cuda",           cuda_count,   cuda_open,        cuda_enter,       cuda_leave,        nullptr,
+    cuda_alloc,       cuda_release, cuda_upload,      cuda_download,    cuda_copy,         cuda_stream_new,
+    cuda_stream_free, cuda_sync,    cuda_graph_begin, cuda_graph_end,   cuda_graph_launch, cuda_graph_free,
+    cuda_mark,        cuda_elapsed, READ_VARIANTS,    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy,
+    cuda_empty,       cuda_exact,   cuda_write_late,
 };

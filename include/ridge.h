@@ -94,6 +94,14 @@ typedef enum ridge_status {
 RIDGE_API RIDGE_CHECKED ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void *workspace,
                                                size_t workspace_bytes, void *stream);
 
+/** Calls body(data), which makes calls of ridge_run one after the other, as a step of decoding does, and returns what
+ * it returns. On the CPU the threads that share the work of a call stay together in between, so that short calls cost
+ * less; while they wait, they use their processors. Only the thread that called it may run calls in it; OpenMP regions
+ * of body's own have one thread there; and results are for the calls that follow, and for the program when
+ * ridge_together has returned. On a GPU it only calls body. Errors: RIDGE_ERR_ARG. */
+RIDGE_API RIDGE_CHECKED ridge_status ridge_together(const ridge_device *device, ridge_status (*body)(void *data),
+                                                    void *data);
+
 /** The workspace, in bytes, of the kernel that an unlimited workspace would pick; 0 on error. A smaller one is legal
  * where another kernel can run. Errors, of ridge_pick too: as ridge_run's. */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_workspace_bytes(const ridge_device *device, const ridge_call *call,

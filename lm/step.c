@@ -350,8 +350,9 @@ static ridge_status sample(const work *w)
     return w->each(w, &call);
 }
 
-static ridge_status all_calls(work *w)
+static ridge_status all_calls(void *data)
 {
+    work *w = data;
     lm_batch *b = w->b;
     const int64_t first = w->s->tokens - w->s->rows;
 
@@ -386,7 +387,7 @@ ridge_status lm_run_step(lm_batch *b, const lm_step *step)
     lm_graph *g;
 
     if (!backend->graph_begin || step->tokens > LM_GRAPH_TOKENS)
-        return all_calls(&w);
+        return ridge_together(b->lm->device, all_calls, &w);
     for (int i = 0; i < b->graphs; i++)
         if (b->graph[i].turn == b->turn && memcmp(&b->graph[i].step, step, sizeof *step) == 0)
             return backend->graph_launch(b->state, b->graph[i].graph);

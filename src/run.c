@@ -221,6 +221,13 @@ ridge_status ridge_run(const ridge_device *device, const ridge_call *call, void 
     return status;
 }
 
+ridge_status ridge_together(const ridge_device *device, ridge_status (*body)(void *data), void *data)
+{
+    if (!device || !body)
+        return ridge_fail(RIDGE_ERR_ARG, "ridge_together: %s is NULL", device ? "body" : "device");
+    return device->backend && device->backend->together ? device->backend->together(body, data) : body(data);
+}
+
 /* The row for a call, and the workspace that it needs. */
 static ridge_status pick(const ridge_device *device, const ridge_call *call, size_t bytes, const ridge_kernel **kernel,
                          size_t *need)

@@ -1,4 +1,5 @@
-/* test_team.c: how many threads a call gets (cpu/team.c): work, parts, quota of cgroups, busy processors, forks. */
+/* test_team.c: how many threads a call gets (cpu/team.c): work, parts, quota of cgroups, busy processors, forks; and
+ * calls whose threads stay together. */
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -130,6 +131,204 @@ TEST(short_calls_get_one_thread_while_others_run)
         region(0);
 }
 
+/* -------------------------------------------------------------------------------------------------------- together */
+
+enum { SIDE = 1024, CHAIN = 40, TEAM = 4 };
+
+/* Products that read each other's results, with a call between them whose kernel makes a region of OpenMP's own. */
+typedef struct chain {
+    ridge_device *device;
+    int8_t codes[SIDE * SIDE];
+    uint16_t scales[SIDE * SIDE / 32];
+    float x[SIDE], y[SIDE], logits[8 * SIDE];
+    _Alignas(256) char workspace[1 << 16];
+    int32_t token;
+} chain;
+
+static chain *new_chain(void)
+{
+    chain *c = aligned_alloc(256, sizeof *c);
+
+    assert_non_null(c);
+    memset(c, 0, sizeof *c);
+    assert_int_equal(ridge_open("cpu", &c->device), RIDGE_OK);
+    for (int i = 0; i < SIDE * SIDE; i++)
+        c->codes[i] = (int8_t)(i % 7919 * 131 % 255 - 127);
+    for (int i = 0; i < SIDE * SIDE / 32; i++)
+        c->scales[i] = 0x1400; /* 2^-10 */
+    return c;
+}
+
+static ridge_status run_chain(void *data)
+{
+    chain *c = data;
+    const ridge_tensor w = ridge_scaled(c->codes, RIDGE_I8, c->scales, RIDGE_SCALING_ROW32);
+    const int64_t zero = 0;
+
+    for (int i = 0; i < SIDE; i++)
+        c->x[i] = (float)(i % 17) - 8;
+    for (int i = 0; i < CHAIN; i++) {
+        const ridge_tensor x = ridge_matrix(i % 2 ? c->y : c->x, RIDGE_F32);
+        const ridge_tensor y = ridge_matrix(i % 2 ? c->x : c->y, RIDGE_F32);
+        ridge_call call = ridge_q8_0_matmul(1, SIDE, SIDE, x, w, y);
+        ridge_status status = ridge_run(c->device, &call, c->workspace, sizeof c->workspace, NULL);
+
+        call = ridge_swiglu_fwd(1, SIDE, RIDGE_F32, y.data, y.data, c->logits + i % 8 * SIDE);
+        status = status ? status : ridge_run(c->device, &call, NULL, 0, NULL);
+        call = ridge_sample(1, 8 * SIDE, 0, ridge_matrix(c->logits, RIDGE_F32), &zero, &zero,
+                            ridge_matrix(NULL, RIDGE_I32), ridge_matrix(&c->token, RIDGE_I32));
+        call.opt.sample.temperature = 0;
+        status = status ? status : ridge_run(c->device, &call, NULL, 0, NULL);
+        if (status)
+            return status;
+    }
+    return RIDGE_OK;
+}
+
+TEST(calls_that_stay_together_give_the_same_bits)
+{
+    chain *apart, *together;
+
+    omp_set_num_threads(TEAM);
+    apart = new_chain();
+    together = new_chain();
+    for (int i = 0; i < 25; i++) {
+        assert_int_equal(run_chain(apart), RIDGE_OK);
+        assert_int_equal(ridge_together(together->device, run_chain, together), RIDGE_OK);
+        assert_memory_equal(apart->x, together->x, sizeof apart->x);
+        assert_memory_equal(apart->y, together->y, sizeof apart->y);
+        assert_memory_equal(apart->logits, together->logits, sizeof apart->logits);
+        assert_int_equal(apart->token, together->token);
+    }
+    together->codes[0] ^= 1; /* it can tell */
+    assert_int_equal(run_chain(apart), RIDGE_OK);
+    assert_int_equal(ridge_together(together->device, run_chain, together), RIDGE_OK);
+    assert_memory_not_equal(apart->x, together->x, sizeof apart->x);
+    ridge_close(apart->device);
+    ridge_close(together->device);
+    free(apart);
+    free(together);
+}
+
+typedef struct meeting {
+    atomic_int *here, *late, *inner;
+    int seen[TEAM], told[TEAM];
+} meeting;
+
+/* Every thread comes once, none goes on before all are here, and all hear what number 0 tells. */
+static void meet(const void *args, ridge_thread thread)
+{
+    meeting *m = *(meeting *const *)args;
+
+    *m->inner += ridge_team_begin(1e6, 100)->threads != 1;
+    m->seen[thread.number]++;
+    if (thread.number == thread.of - 1)
+        sleep_ms(2);
+    *m->here += 1;
+    ridge_team_wait(thread);
+    *m->late += *m->here != thread.of;
+    if (thread.number == 0) {
+        sleep_ms(2);
+        ridge_team_tell(thread, 2);
+    }
+    m->told[thread.number] = ridge_team_listen(thread);
+}
+
+static ridge_status meetings(void *data)
+{
+    meeting *m = data;
+
+    for (int i = 0; i < 3; i++) {
+        *m->here = 0;
+        if (i == 2) /* may return before the others are done */
+            ridge_team_part(ridge_team_begin(1e6, 100), meet, &m, sizeof m);
+        else
+            ridge_team_all(ridge_team_begin(1e6, 100), meet, &m);
+    }
+    ridge_team_settle();
+    return RIDGE_ERR_FILE; /* what body returns is returned */
+}
+
+typedef struct late_writer {
+    ridge_device *device;
+    float *gate, *out;
+} late_writer;
+
+static void write_late(const void *args, ridge_thread thread)
+{
+    const late_writer *w = args;
+
+    if (thread.number != thread.of - 1)
+        return;
+    sleep_ms(20);
+    w->gate[0] = 2;
+}
+
+static ridge_status read_late(void *data)
+{
+    const late_writer *w = data;
+    ridge_call call = ridge_swiglu_fwd(1, 1, RIDGE_F32, w->gate, w->gate, w->out);
+
+    ridge_team_part(ridge_team_begin(1e6, 100), write_late, w, sizeof *w);
+    return ridge_run(w->device, &call, NULL, 0, NULL);
+}
+
+static void *late_in_thread(void *data)
+{
+    return ridge_together(((const late_writer *)data)->device, read_late, data) ? NULL : data;
+}
+
+/* In a thread of its own, whose calls no busy processor has slowed down yet. */
+TEST(a_call_waits_for_the_threads_of_the_call_before)
+{
+    float gate = 0, out = 0;
+    late_writer w = {NULL, &gate, &out};
+    pthread_t thread;
+    void *good;
+
+    omp_set_num_threads(TEAM);
+    assert_int_equal(ridge_open("cpu", &w.device), RIDGE_OK);
+    assert_int_equal(pthread_create(&thread, NULL, late_in_thread, &w), 0);
+    pthread_join(thread, &good);
+    assert_ptr_equal(good, &w);
+    assert_true(out > 3.5f && out < 3.6f); /* silu(2) * 2 */
+    ridge_close(w.device);
+}
+
+static ridge_status inside(void *data)
+{
+    chain *c = data;
+
+    return ridge_together(c->device, run_chain, c);
+}
+
+TEST(threads_that_stay_together_meet)
+{
+    chain *c;
+
+    omp_set_num_threads(TEAM);
+    c = new_chain();
+    for (int together = 0; together < 2; together++) {
+        atomic_int here = 0, late = 0, inner = 0;
+        meeting m = {&here, &late, &inner, {0}, {0}};
+
+        assert_int_equal(together ? ridge_together(c->device, meetings, &m) : meetings(&m), RIDGE_ERR_FILE);
+        assert_int_equal(late, 0);
+        assert_int_equal(inner, 0);
+        for (int i = 0; i < TEAM; i++) {
+            assert_int_equal(m.seen[i], 3);
+            assert_int_equal(m.told[i], 2);
+        }
+    }
+    assert_int_equal(ridge_together(c->device, inside, c), RIDGE_OK);
+    assert_int_equal(ridge_together(NULL, inside, c), RIDGE_ERR_ARG);
+    assert_non_null(strstr(ridge_error(), "device is NULL"));
+    assert_int_equal(ridge_together(c->device, NULL, c), RIDGE_ERR_ARG);
+    assert_non_null(strstr(ridge_error(), "body is NULL"));
+    ridge_close(c->device);
+    free(c);
+}
+
 /* ----------------------------------------------------------------------------------------------------------- forks */
 
 enum { ROWS = 256, COLS = 4096 };
@@ -208,6 +407,9 @@ int main(void)
 #ifdef _OPENMP
         cmocka_unit_test(threads_follow_the_work),
         cmocka_unit_test(short_calls_get_one_thread_while_others_run),
+        cmocka_unit_test(calls_that_stay_together_give_the_same_bits),
+        cmocka_unit_test(a_call_waits_for_the_threads_of_the_call_before),
+        cmocka_unit_test(threads_that_stay_together_meet),
         cmocka_unit_test(a_forked_child_computes_with_one_thread),
         cmocka_unit_test(so_does_a_child_of_another_thread),
 #endif

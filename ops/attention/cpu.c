@@ -100,6 +100,8 @@ typedef struct attention_work {
     int64_t heads; /* of a token to append */
     int64_t rows;
     bool attends;
+    bool merged;                                   /* all keys lie in one piece: a merge follows its piece at once */
+    int64_t all_angles, all_heads, units, queries; /* the parts of the four passes */
 } attention_work;
 
 static void make_angle(const attention_work *w, int64_t i)
@@ -125,6 +127,8 @@ static void attend_piece(const attention_work *w, int64_t i)
     const int64_t all = a->tokens * a->group, blocks = ridge_ceil_div(all, w->rows), row = i % blocks * w->rows;
 
     w->level->piece(a, i / blocks % a->kv_heads, i / blocks / a->kv_heads, row, (int)ridge_min(all - row, w->rows));
+    for (int64_t r = row; r < ridge_min(all, row + w->rows) && w->merged; r++)
+        w->level->merge(a, r / a->group, i / blocks % a->kv_heads * a->group + r % a->group);
 }
 
 static void attend_merge(const attention_work *w, int64_t i)
@@ -142,42 +146,41 @@ static double attention_us(const attention_work *w, int64_t end)
     return (double)(a->tokens * w->heads * a->n) * 1e-2 + (double)(end * t->tokens * t->heads * t->n) * 4.4e-4;
 }
 
+static void attention_thread(const void *args, ridge_thread thread)
+{
+    const attention_work *w = args;
+
+    for (int64_t i = ridge_team_first(thread, w->all_angles); i < ridge_team_last(thread, w->all_angles); i++)
+        make_angle(w, i);
+    ridge_team_wait(thread);
+    for (int64_t i = ridge_team_first(thread, w->all_heads); i < ridge_team_last(thread, w->all_heads); i++)
+        append_unit(w, i);
+    ridge_team_wait(thread);
+    for (int64_t i = thread.number; i < w->units; i += thread.of)
+        attend_piece(w, i);
+    if (w->merged)
+        return;
+    ridge_team_wait(thread);
+    for (int64_t i = ridge_team_first(thread, w->queries); i < ridge_team_last(thread, w->queries); i++)
+        attend_merge(w, i);
+}
+
 /* Appends and attends in one region of threads. */
 static ridge_status run_work(attention_work w, int64_t end)
 {
-    /* Through pointers, so that no arithmetic moves across the change of mode. */
-    void (*volatile const angle)(const attention_work *, int64_t) = make_angle;
-    void (*volatile const head)(const attention_work *, int64_t) = append_unit;
-    void (*volatile const piece)(const attention_work *, int64_t) = attend_piece;
-    void (*volatile const merge)(const attention_work *, int64_t) = attend_merge;
-    const int64_t heads = w.append.tokens * w.heads, angles = heads ? w.append.tokens * (w.append.n_rot / 2) : 0;
-    const int64_t queries = w.attends ? w.attend.tokens * w.attend.heads : 0;
-    const int64_t each =
-        queries ? attention_pieces_of(end) * w.attend.kv_heads : 0; /* units, for so many rows at once */
-    ridge_team *const team = ridge_team_begin(attention_us(&w, end), ridge_max(heads, queries));
-    int64_t units;
+    int64_t each; /* units, for so many rows at once */
+    ridge_team *team;
 
+    w.all_heads = w.append.tokens * w.heads;
+    w.all_angles = w.all_heads ? w.append.tokens * (w.append.n_rot / 2) : 0;
+    w.queries = w.attends ? w.attend.tokens * w.attend.heads : 0;
+    each = w.queries ? attention_pieces_of(end) * w.attend.kv_heads : 0;
+    team = ridge_team_begin(attention_us(&w, end), ridge_max(w.all_heads, w.queries));
     if (each * ridge_ceil_div(w.attend.tokens * w.attend.group, w.rows) < team->threads)
         w.rows = 1;
-    units = each * ridge_ceil_div(w.attend.tokens * w.attend.group, w.rows);
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < angles; i++)
-            angle(&w, i);
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < heads; i++)
-            head(&w, i);
-#pragma omp for schedule(static, 1)
-        for (int64_t i = 0; i < units; i++)
-            piece(&w, i);
-#pragma omp for schedule(static) nowait
-        for (int64_t i = 0; i < queries; i++)
-            merge(&w, i);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    w.units = each * ridge_ceil_div(w.attend.tokens * w.attend.group, w.rows);
+    w.merged = w.queries && attention_pieces_of(end) == 1;
+    ridge_team_part(team, attention_thread, &w, sizeof w);
     return RIDGE_OK;
 }
 

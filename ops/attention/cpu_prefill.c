@@ -8,7 +8,8 @@ typedef struct prefill {
     attention_args a;
     const attention_level *level;
     int64_t tokens, units; /* of a unit; of the call */
-    size_t floats;         /* of a thread's part of the workspace: q, then the pieces */
+    int64_t lanes;         /* units at a time, by the threads and the workspace */
+    size_t floats;         /* of a lane's part of the workspace: q, then the pieces */
 } prefill;
 
 static int64_t unit_tokens(int64_t group)
@@ -67,23 +68,21 @@ static void one_unit(const prefill *p, int64_t unit, float *scratch)
         p->level->merge(&a, r / a.group, r % a.group);
 }
 
-/* Units from thread `thread` on, one for every thread. */
-static void some_units(const prefill *p, int64_t thread, int64_t threads)
+/* Every lane has scratch memory of its own. */
+static void prefill_thread(const void *args, ridge_thread thread)
 {
-    float *const scratch = p->a.pieces + (size_t)thread * p->floats;
+    const prefill *p = args;
 
-    for (int64_t i = thread; i < p->units; i += threads)
-        one_unit(p, i, scratch);
+    for (int64_t lane = thread.number; lane < p->lanes; lane += thread.of)
+        for (int64_t i = lane; i < p->units; i += p->lanes)
+            one_unit(p, i, p->a.pieces + (size_t)lane * p->floats);
 }
 
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t bytes, void *stream)
 {
-    /* Through a pointer, so that no arithmetic moves across the change of mode. */
-    void (*volatile const work)(const prefill *, int64_t, int64_t) = some_units;
     prefill p = {.a = attention_args_of(&bound->call, workspace), .level = kernel->variant};
     ridge_team *team;
-    int64_t parts;
 
     (void)device, (void)stream;
     if (p.a.tokens == 0 || p.a.heads == 0 || p.a.n == 0)
@@ -91,18 +90,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     p.tokens = unit_tokens(p.a.group);
     p.units = ridge_ceil_div(p.a.tokens, p.tokens) * p.a.kv_heads;
     p.floats = unit_floats(p.a.group, p.a.n, p.a.positions);
-    parts = ridge_min(p.units, (int64_t)(bytes / (p.floats * sizeof(float))));
     team = ridge_team_begin(bound->op->flops(&bound->problem) * 1e-4, p.units);
-    parts = ridge_min(parts, team->threads);
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static, 1) nowait
-        for (int64_t i = 0; i < parts; i++)
-            work(&p, i, parts);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    p.lanes = ridge_min(ridge_min(p.units, (int64_t)(bytes / (p.floats * sizeof(float)))), team->threads);
+    ridge_team_all(team, prefill_thread, &p);
     return RIDGE_OK;
 }
 

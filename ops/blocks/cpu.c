@@ -308,6 +308,25 @@ static void one_tile(const block_vectors *v, const block_args *a, int which, int
     finish(a, which, tile * BLOCK_ROWS, y, up);
 }
 
+typedef struct tiles_work {
+    const block_vectors *v;
+    const block_args *a;
+    int64_t blocks, first, tiles; /* of x; tiles of the first weight; of both */
+    bool shared;
+} tiles_work;
+
+static void tiles_thread(const void *args, ridge_thread thread)
+{
+    const tiles_work *w = args;
+
+    if (w->shared) {
+        prepare(w->v, w->a, ridge_team_first(thread, w->blocks), ridge_team_last(thread, w->blocks));
+        ridge_team_wait(thread);
+    }
+    for (int64_t i = ridge_team_first(thread, w->tiles); i < ridge_team_last(thread, w->tiles); i++)
+        one_tile(w->v, w->a, i >= w->first, i - (i >= w->first ? w->first : 0));
+}
+
 /* The work units are tiles: those of the first weight, then those of pair's second one. A short x is prepared by the
  * calling thread: a barrier among threads that sleep takes about 30 microseconds. */
 static ridge_status vectors_few(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
@@ -318,8 +337,8 @@ static ridge_status vectors_few(const ridge_device *device, const ridge_kernel *
     const int64_t blocks = 8 * block_units(a.cols) * a.tokens, first = ridge_ceil_div(a.weight[0].rows, BLOCK_ROWS);
     const int64_t tiles = first + (a.gate_up ? 0 : ridge_ceil_div(a.weight[1].rows, BLOCK_ROWS));
     const bool shared = a.tokens * a.cols > 16384;
+    const tiles_work w = {v, &a, blocks, first, tiles, shared};
     char *at = workspace;
-    ridge_team *team;
 
     (void)device, (void)bytes, (void)stream;
     if (a.tokens == 0)
@@ -334,21 +353,7 @@ static ridge_status vectors_few(const ridge_device *device, const ridge_kernel *
         prepare(v, &a, 0, blocks);
         ridge_fp_end(mode);
     }
-    team = ridge_team_begin((double)(tiles * BLOCK_ROWS * a.cols) / 2048, tiles);
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-        if (shared) {
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < blocks; i++)
-                prepare(v, &a, i, i + 1);
-        }
-#pragma omp for schedule(static) nowait
-        for (int64_t i = 0; i < tiles; i++)
-            one_tile(v, &a, i >= first, i - (i >= first ? first : 0));
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    ridge_team_all(ridge_team_begin((double)(tiles * BLOCK_ROWS * a.cols) / 2048, tiles), tiles_thread, &w);
     return RIDGE_OK;
 }
 

@@ -216,8 +216,47 @@ static int64_t largest_of(const float *logits, int64_t n)
     return at;
 }
 
-static int64_t sample_row(const sample_args *a, int64_t row)
+/* The largest of a lone row's logits, which all threads look for, each in some pieces. */
+enum { PIECES = 64 };
+
+typedef struct piece_work {
+    const float *logits;
+    int64_t n, each, *at;
+} piece_work;
+
+static void largest_of_piece(const void *args, int64_t i)
 {
+    const piece_work *w = args;
+    const int64_t first = i * w->each, n = w->n - first < w->each ? w->n - first : w->each;
+    const int64_t at = largest_of(w->logits + first, n);
+
+    w->at[i] = at < 0 ? at : first + at;
+}
+
+static int64_t largest_by_all(const float *logits, int64_t n)
+{
+    const int64_t each = (n + PIECES - 1) / PIECES;
+    int64_t at[PIECES], best = 0;
+    const piece_work w = {logits, n, each < 1024 ? 1024 : each, at};
+
+    ridge_team_run((double)n / 1024, (n + w.each - 1) / w.each, largest_of_piece, &w);
+    for (int64_t i = 0; i * w.each < n; i++) {
+        if (at[i] < 0)
+            return -1;
+        if (ridge_sample_key(logits[at[i]]) > ridge_sample_key(logits[best]))
+            best = at[i];
+    }
+    return best;
+}
+
+typedef struct sample_work {
+    sample_args a;
+    int64_t best; /* the largest logit of a lone row; -2: not looked for yet */
+} sample_work;
+
+static int64_t sample_row(const sample_work *w, int64_t row)
+{
+    const sample_args *a = &w->a;
     const float *logits = a->logits + row * a->stride;
     const bool few = a->top_k && a->top_k < a->vocab && a->top_k <= FEW;
     int64_t best, n = a->vocab, number[FEW], token;
@@ -236,7 +275,7 @@ static int64_t sample_row(const sample_args *a, int64_t row)
         }
         logits = copy;
     }
-    best = largest_of(logits, a->vocab);
+    best = w->best == -2 ? largest_of(logits, a->vocab) : w->best;
     if (best < 0)
         return -1;
     largest = logits[best];
@@ -267,8 +306,8 @@ static int64_t sample_row(const sample_args *a, int64_t row)
 
 static void sample_one(const void *args, int64_t row)
 {
-    const sample_args *a = args;
-    const int64_t token = sample_row(a, row);
+    const sample_args *a = &((const sample_work *)args)->a;
+    const int64_t token = sample_row(args, row);
 
     if (a->token64)
         ((int64_t *)a->token)[row] = token;
@@ -279,11 +318,13 @@ static void sample_one(const void *args, int64_t row)
 static ridge_status launch_sample(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                   void *workspace, size_t bytes, void *stream)
 {
-    sample_args a = sample_args_of(&bound->call);
+    sample_work w = {sample_args_of(&bound->call), -2};
 
     (void)device, (void)kernel, (void)bytes, (void)stream;
-    a.copy = a.past ? (float *)workspace : NULL;
-    ridge_team_run((double)(a.rows * a.vocab) / 64, a.rows, sample_one, &a);
+    w.a.copy = w.a.past ? (float *)workspace : NULL;
+    if (w.a.rows == 1 && !w.a.copy)
+        w.best = largest_by_all(w.a.logits, w.a.vocab);
+    ridge_team_run((double)(w.a.rows * w.a.vocab) / 64, w.a.rows, sample_one, &w);
     return RIDGE_OK;
 }
 

@@ -43,7 +43,11 @@ typedef struct work {
     int64_t entries, groups;
     char *prepared; /* x of an entry's pairs: entry by entry, as many columns each */
     void *tables;   /* of block formats */
+    void (*prepare)(const struct work *w, int64_t e);
+    int64_t parts; /* of all entries; threads take FEW of them as they become free */
 } work;
+
+enum { FEW = 4 };
 
 static void make_list(work *w)
 {
@@ -287,17 +291,23 @@ static void run_part(const work *w, int64_t part)
 
 /* ------------------------------------------------------------------------------------------------------------- rows */
 
+static void rows_thread(const void *args, ridge_thread thread)
+{
+    const work *w = args;
+
+    for (int64_t e = ridge_team_first(thread, w->entries); e < ridge_team_last(thread, w->entries); e++)
+        w->prepare(w, e);
+    ridge_team_wait(thread);
+    for (int64_t i = FEW * ridge_team_next(thread.team); i < w->parts; i = FEW * ridge_team_next(thread.team))
+        for (int64_t part = i; part < ridge_min(i + FEW, w->parts); part++)
+            run_part(w, part);
+}
+
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *workspace, size_t bytes, void *stream)
 {
-    void (*volatile const run)(const work *, int64_t) = run_part;
     const bool tiles = moe_is_tiles(bound->problem.dtype[2]);
-    void (*volatile const prepare)(const work *, int64_t) = tiles                          ? prepare_tiles
-                                                            : sets[kernel->param[0]].codes ? prepare_entry
-                                                                                           : widen_entry;
     work w = {.a = moe_args_of(&bound->call), .set = sets[kernel->param[0]], .prepared = workspace};
-    const int64_t parts = ridge_ceil_div(w.a.rows, ROWS);
-    int64_t all;
     ridge_team *team;
 
     (void)device, (void)bytes, (void)stream;
@@ -308,20 +318,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         w.prepared += ridge_round_up((int64_t)w.set.tiles->tables, 256);
         w.set.tiles->fill_tables(w.tables);
     }
-    all = parts * (w.a.down ? 1 : w.entries + 1);
-    team = ridge_team_begin((double)w.entries * (double)w.a.rows * (double)w.a.cols / 4096, all);
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static)
-        for (int64_t e = 0; e < w.entries; e++)
-            prepare(&w, e);
-#pragma omp for schedule(dynamic, 4) nowait
-        for (int64_t part = 0; part < all; part++)
-            run(&w, part);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    w.prepare = tiles ? prepare_tiles : w.set.codes ? prepare_entry : widen_entry;
+    w.parts = ridge_ceil_div(w.a.rows, ROWS) * (w.a.down ? 1 : w.entries + 1);
+    team = ridge_team_begin((double)w.entries * (double)w.a.rows * (double)w.a.cols / 4096, w.parts);
+    ridge_team_share(team, 0);
+    ridge_team_all(team, rows_thread, &w);
     return RIDGE_OK;
 }
 

@@ -111,32 +111,34 @@ typedef struct quantised {
 
 typedef void quantize_row(uint32_t dtype, const void *x, int64_t cols, int8_t *codes, float *scales);
 
+typedef struct quantize_work {
+    const ridge_call *call;
+    quantize_row *row;
+} quantize_work;
+
+static void quantize_one(const void *args, int64_t r)
+{
+    const quantize_work *w = args;
+    const ridge_operand *arg = w->call->arg, *x = &arg[RIDGE_Q8_0_QUANTIZE_ROWS_X];
+    const ridge_operand *q = &arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES], *s = &arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES];
+    const int64_t size = x->dtype == RIDGE_F32 ? 4 : 2;
+
+    w->row(x->dtype, (const char *)x->data + r * x->stride * size, w->call->dim[1], (int8_t *)q->data + r * q->stride,
+           (float *)s->data + r * s->stride);
+}
+
 static void quantize_rows(const ridge_call *call, quantize_row *row)
 {
-    const ridge_operand *x = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_X], *q = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES],
-                        *s = &call->arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES];
-    const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0, size = x->dtype == RIDGE_F32 ? 4 : 2;
-    ridge_team *const team = ridge_team_begin((double)(rows * cols) / 2048, rows);
+    const int64_t cols = call->dim[1], rows = cols ? call->dim[0] : 0;
 
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static) nowait
-        for (int64_t r = 0; r < rows; r++)
-            row(x->dtype, (const char *)x->data + r * x->stride * size, cols, (int8_t *)q->data + r * q->stride,
-                (float *)s->data + r * s->stride);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    ridge_team_run((double)(rows * cols) / 2048, rows, quantize_one, &(quantize_work){call, row});
 }
 
 static ridge_status launch_quantize_reference(const ridge_device *device, const ridge_kernel *kernel,
                                               const ridge_bound *bound, void *workspace, size_t bytes, void *stream)
 {
-    quantize_row *volatile row = reference_quantize; /* no arithmetic moves across the change of mode */
-
     (void)device, (void)kernel, (void)workspace, (void)bytes, (void)stream;
-    quantize_rows(&bound->call, row);
+    quantize_rows(&bound->call, reference_quantize);
     return RIDGE_OK;
 }
 
@@ -144,7 +146,6 @@ static quantised reference_x(const ridge_call *call, char **workspace)
 {
     const ridge_operand *x = &call->arg[0], *s = &call->arg[1];
     const int64_t tokens = call->dim[0], cols = call->dim[1], blocks = cols / RIDGE_Q8_0_BLOCK;
-    quantize_row *volatile row = reference_quantize;
     quantised q = {x->data, s->data, x->stride, s->stride};
     ridge_tensor codes;
     ridge_call inside;
@@ -158,7 +159,7 @@ static quantised reference_x(const ridge_call *call, char **workspace)
     inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_X].stride = x->stride;
     inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_CODES].stride = cols;
     inside.arg[RIDGE_Q8_0_QUANTIZE_ROWS_SCALES].stride = blocks;
-    quantize_rows(&inside, row);
+    quantize_rows(&inside, reference_quantize);
     return (quantised){codes.data, codes.scale, cols, blocks};
 }
 
@@ -182,24 +183,28 @@ static float reference_dot(const quantised *x, int64_t token, const q8_0_weight 
     return ridge_q8_0_tree(acc);
 }
 
+typedef struct reference_work {
+    const quantised *x;
+    const q8_0_args *a;
+    const q8_0_weight *w;
+    const ridge_operand *out;
+} reference_work;
+
+static void reference_row(const void *args, int64_t r)
+{
+    const reference_work *w = args;
+
+    for (int64_t t = 0; t < w->a->tokens; t++)
+        ridge_store_element(w->out, t * w->out->stride + r, reference_dot(w->x, t, w->w, r, w->a->blocks));
+}
+
 /* out[t, r] for all tokens and rows of one weight. */
 static void reference_matmul(const quantised *x, const q8_0_args *a, int which, const ridge_operand *out)
 {
-    float (*volatile const dot)(const quantised *, int64_t, const q8_0_weight *, int64_t, int64_t) = reference_dot;
-    const q8_0_weight *w = &a->weight[which];
-    ridge_team *const team =
-        ridge_team_begin((double)(a->tokens * w->rows * a->blocks * RIDGE_Q8_0_BLOCK) * 1e-3, w->rows);
+    const reference_work w = {x, a, &a->weight[which], out};
+    const double us = (double)(a->tokens * w.w->rows * a->blocks * RIDGE_Q8_0_BLOCK) * 1e-3;
 
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-#pragma omp for schedule(static) nowait
-        for (int64_t r = 0; r < w->rows; r++)
-            for (int64_t t = 0; t < a->tokens; t++)
-                ridge_store_element(out, t * out->stride + r, dot(x, t, w, r, a->blocks));
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
+    ridge_team_run(us, w.w->rows, reference_row, &w);
 }
 
 /* A packed f32 matrix [tokens, rows] of the workspace. */
@@ -384,60 +389,110 @@ static void run_unit(const q8_0_vectors *v, const q8_0_args *a, int64_t unit, in
     }
 }
 
-/* The work units are rows of the first weight, then those of pair's second weight
- * (gate_up_swiglu computes the same rows of both weights in one unit). A short x is prepared by the calling thread: a
- * barrier among threads that sleep takes about 30 microseconds. */
+typedef struct vectors_work {
+    const ridge_device *device;
+    const q8_0_vectors *v;
+    ridge_call call;
+    q8_0_args a;   /* but for its call */
+    char *rest;    /* of the workspace */
+    int64_t unit;  /* rows */
+    int64_t first; /* units of the first weight */
+    int64_t units, fixed;
+    bool shared;
+    ridge_status *status; /* for the calling thread */
+} vectors_work;
+
+/* Requests weights of units [first, last) into the second cache until x is there. */
+static void fetch(const vectors_work *w, ridge_thread thread, int64_t first, int64_t last)
+{
+    const q8_0_args *a = &w->a;
+    const int weights = w->call.op == RIDGE_Q8_0_GATE_UP_SWIGLU ? 2 : 1;
+
+    for (int which = 0; which < weights; which++) {
+        const q8_0_weight *m = &a->weight[which];
+        const uint8_t *end = m->codes + ridge_min(last * w->unit, m->rows) * m->stride;
+
+        for (const uint8_t *at = m->codes + first * w->unit * m->stride; at < end; at += 1024) {
+            if (ridge_team_told(thread))
+                return;
+            for (int i = 0; i < 1024 && i < end - at; i += 64)
+                _mm_prefetch((const char *)at + i, _MM_HINT_T1);
+        }
+    }
+}
+
+/* x: by all threads, or a short one by one thread, while the others fetch weights. */
+static ridge_status prepare_x(const vectors_work *w, ridge_thread thread, int64_t first, int64_t last)
+{
+    const int64_t groups = groups_of(w->call.dim[1]) * w->a.tokens;
+    ridge_call call = w->call;
+    q8_0_args a = w->a;
+    char *rest = w->rest;
+
+    a.call = &call;
+    if (w->shared) {
+        prepare(w->v, &a, ridge_team_first(thread, groups), ridge_team_last(thread, groups));
+        ridge_team_wait(thread);
+        return RIDGE_OK;
+    }
+    if (thread.number) {
+        fetch(w, thread, first, last);
+        return ridge_team_listen(thread) == 1 ? RIDGE_OK : RIDGE_ERR_ARG;
+    }
+    *w->status = normalise(w->device, NULL, &call, &rest);
+    if (!*w->status)
+        prepare(w->v, &a, 0, groups);
+    ridge_team_tell(thread, *w->status ? 2 : 1);
+    return *w->status;
+}
+
+static void vectors_thread(const void *args, ridge_thread thread)
+{
+    const vectors_work *w = args;
+    const int64_t first = ridge_team_first(thread, w->fixed), last = ridge_team_last(thread, w->fixed);
+
+    q8_0_args a = w->a;
+
+    a.call = &w->call;
+    if (prepare_x(w, thread, first, last))
+        return;
+    for (int64_t i = first; i < last; i++)
+        run_unit(w->v, &a, w->unit, w->first, i);
+    if (w->fixed < w->units)
+        for (int64_t i = ridge_team_next(thread.team); i < w->units; i = ridge_team_next(thread.team))
+            run_unit(w->v, &a, w->unit, w->first, i);
+}
+
+/* The work units are rows of the first weight, then those of pair's second weight (gate_up_swiglu computes the same
+ * rows of both weights in one unit). */
 static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                    void *workspace, size_t bytes, void *stream)
 {
-    ridge_call call = bound->call;
     const q8_0_vectors *v = vectors[kernel->param[1]];
-    q8_0_args a = args_of(&call);
-    const int64_t groups = groups_of(call.dim[1]);
-    const int64_t rows = a.weight[0].rows, all = rows + (call.op == RIDGE_Q8_0_PAIR ? a.weight[1].rows : 0);
-    const bool shared = a.tokens * call.dim[1] > 16384;
-    int64_t unit, first, units, fixed;
-    char *rest = workspace;
+    const q8_0_args a = args_of(&bound->call);
+    const int64_t rows = a.weight[0].rows, cols = bound->call.dim[1];
+    const int64_t all = rows + (bound->call.op == RIDGE_Q8_0_PAIR ? a.weight[1].rows : 0);
+    ridge_status status = RIDGE_OK;
+    vectors_work w = {.device = device, .v = v, .call = bound->call, .a = a, .rest = workspace, .status = &status};
     ridge_team *team;
-    ridge_status status;
 
     (void)bytes, (void)stream;
-    a.prepared = ridge_take(&rest, a.tokens * groups * (int64_t)v->prepared);
+    w.a.prepared = ridge_take(&w.rest, a.tokens * groups_of(cols) * (int64_t)v->prepared);
     if (a.tokens == 0)
         return RIDGE_OK;
-    status = normalise(device, NULL, &call, &rest);
+    w.shared = a.tokens * cols > 16384;
+    if (w.shared)
+        status = normalise(device, NULL, &w.call, &w.rest);
     if (status)
         return status;
-    if (!shared) {
-        unsigned mode = ridge_fp_begin();
-
-        prepare(v, &a, 0, groups * a.tokens);
-        ridge_fp_end(mode);
-    }
-    team = ridge_team_begin((double)(all * call.dim[1]) / 4096, all);
-    unit = unit_of(&a, all, team->threads);
-    first = ridge_ceil_div(rows, unit);
-    units = first + ridge_ceil_div(all - rows, unit);
-    fixed = fixed_units(&a, units, team->threads);
-    ridge_team_share(team, fixed);
-#pragma omp parallel num_threads(team->threads)
-    {
-        unsigned mode = ridge_fp_begin();
-        if (shared) {
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < groups * a.tokens; i++)
-                prepare(v, &a, i, i + 1);
-        }
-#pragma omp for schedule(static) nowait
-        for (int64_t i = 0; i < fixed; i++)
-            run_unit(v, &a, unit, first, i);
-        if (fixed < units)
-            for (int64_t i = ridge_team_next(team); i < units; i = ridge_team_next(team))
-                run_unit(v, &a, unit, first, i);
-        ridge_fp_end(mode);
-        ridge_team_end(team);
-    }
-    return RIDGE_OK;
+    team = ridge_team_begin((double)(all * cols) / 4096, all);
+    w.unit = unit_of(&a, all, team->threads);
+    w.first = ridge_ceil_div(rows, w.unit);
+    w.units = w.first + ridge_ceil_div(all - rows, w.unit);
+    w.fixed = fixed_units(&a, w.units, team->threads);
+    ridge_team_share(team, w.fixed);
+    ridge_team_part(team, vectors_thread, &w, sizeof w);
+    return status;
 }
 
 static ridge_status launch_quantize_vectors(const ridge_device *device, const ridge_kernel *kernel,
