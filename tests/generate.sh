@@ -45,6 +45,7 @@ timeout --preserve-status -k 60 -s INT 1 "$ridge" generate "$model" -p "ab cd" -
     --device cpu --json >"$dir/out" 2>"$log" && grep -q '"stop": "interrupt"' "$dir/out" ||
     fail "an interrupt did not end a text: $(cat "$dir/out" "$log")"
 expect 0 "of a read" "$ridge" bench --model "$model" --test tg128 --device cpu
+expect 1 "no test matches; there are pp512, 'pp512 fast', tg128" "$ridge" bench --model "$model" --test tg999 --device cpu
 expect 0 "perplexity" "$ridge" perplexity "$model" "$0" --ctx 32 --device cpu -q
 expect 1 "fewer than a window" "$ridge" perplexity "$model" "$dir/lines" --ctx 512 --device cpu
 expect 1 "cannot read" "$ridge" perplexity "$model" "$dir/nothing" --device cpu

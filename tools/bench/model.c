@@ -25,6 +25,7 @@ typedef struct model_bench {
     int32_t next[TEXTS], prompt[PROMPT];
     ridge_lm_sampling sampling[TEXTS];
     float *logits;
+    bool any; /* test was asked for */
 } model_bench;
 
 static bool failed(void)
@@ -64,13 +65,14 @@ static void report(model_bench *m, const char *test, double *time, int rounds, i
     fflush(stdout);
 }
 
-static bool wanted(const model_bench *m, const char *test)
+static bool wanted(model_bench *m, const char *test)
 {
     const args_list *list = &m->b->o->tests;
     bool any = list->count == 0;
 
     for (int i = 0; i < list->count && !any; i++)
         any = name_matches(list->at[i], test);
+    m->any = m->any || any;
     return any;
 }
 
@@ -174,7 +176,13 @@ static bool run(model_bench *m)
             good = text(m, texts[i % 3], depths[i / 3]);
             close_sessions(m);
         }
-    return good;
+    if (good && !m->any)
+        fprintf(
+            stderr,
+            "ridge bench: no test matches; there are pp512, 'pp512 fast', tg128, 'tg128 @ d4096' and 'tg128 @ d16384' "
+            "(within %" PRId64 " positions), and those of text with ' x 8' and ' x 16' behind\n",
+            m->info.context);
+    return good && m->any;
 }
 
 bool bench_model(bench *b)
