@@ -1173,8 +1173,14 @@ enum {
     RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DROW /**< [rows] f32 output, optional; rows of no group are not written */
 };
 
+/** Options of moe_down. */
+typedef struct ridge_moe_down_options {
+    int64_t n_hc; /**< 1 to 16: the result becomes streams of hyper-connections, see below; default 0 */
+} ridge_moe_down_options;
+
 /** out[t] = residual + (shared + the sum over slots of weights[t, s] (W x[t, s] + bias)), W and bias of expert ids[t, s].
- * The sum goes through the slots in order, each an fma. */
+ * The sum goes through the slots in order, each an fma. With opt.moe_down.n_hc that is v of q8_0_matmul_hc_expand, and
+ * out, in f32, has the n_hc streams that it makes of v, post, comb and res. */
 RIDGE_API ridge_call ridge_moe_down(int64_t tokens, int64_t cols, int64_t rows, int64_t experts, int64_t slots,
                                     ridge_tensor x, ridge_tensor w, const int32_t *ids, const float *weights,
                                     ridge_tensor out);
@@ -1182,9 +1188,11 @@ enum {
     RIDGE_MOE_DOWN_X = 0, RIDGE_MOE_DOWN_X_SCALES, /**< [tokens, slots*cols]; [tokens, slots*cols/32] f32 */
     RIDGE_MOE_DOWN_W, RIDGE_MOE_DOWN_W_SCALES, /**< [experts, rows*cols] */
     RIDGE_MOE_DOWN_IDS, RIDGE_MOE_DOWN_WEIGHTS, /**< [tokens, slots] i32 and f32 */
-    RIDGE_MOE_DOWN_OUT, /**< [tokens, rows] f32 or bf16 */
+    RIDGE_MOE_DOWN_OUT, /**< [tokens, rows] f32 or bf16; [tokens, n_hc*rows] f32 */
     RIDGE_MOE_DOWN_BIAS, /**< [experts, rows] f32, optional */
-    RIDGE_MOE_DOWN_SHARED, RIDGE_MOE_DOWN_RESIDUAL /**< [tokens, rows] f32 or bf16, optional: the shared expert's rows */
+    RIDGE_MOE_DOWN_SHARED, RIDGE_MOE_DOWN_RESIDUAL, /**< [tokens, rows] f32 or bf16, optional: the shared expert's rows */
+    RIDGE_MOE_DOWN_POST, RIDGE_MOE_DOWN_COMB, /**< with n_hc: [tokens, n_hc], [tokens, n_hc*n_hc] f32 */
+    RIDGE_MOE_DOWN_RES /**< with n_hc: [tokens, n_hc*rows] f32: stream src from column src*rows on */
 };
 /** @} */
 
@@ -1435,6 +1443,7 @@ struct ridge_call {
         ridge_embed_options embed;
         ridge_sample_options sample;
         ridge_moe_route_options moe_route;
+        ridge_moe_down_options moe_down;
         ridge_hc_options hc;
         ridge_divergence_options divergence;
         double space[16];

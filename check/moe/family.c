@@ -140,6 +140,8 @@ static const suite_row suites[] = {
     {"moe-blocks", "moe_gate_up_swiglu tokens=1 cols=4096 rows=2048 experts=256 slots=6 x=i8 w=iq2_xxs out=i8 limit=10 "
                    "variant=2"},
     {"moe-blocks", "moe_down tokens=1 cols=2048 rows=4096 experts=256 slots=6 x=i8 w=q2_k out=f32 variant=2"},
+    {"moe-blocks", "moe_down tokens=1 cols=2048 rows=4096 experts=256 slots=6 x=i8 w=q2_k out=f32 shared=f32 n_hc=4 "
+                   "variant=2"},
     {"moe-blocks", "moe_gate_up_swiglu tokens=8 cols=4096 rows=2048 experts=256 slots=6 x=i8 w=iq2_xxs out=i8 limit=10 "
                    "variant=2"},
     {"moe-blocks", "moe_down tokens=8 cols=2048 rows=4096 experts=256 slots=6 x=i8 w=q2_k out=f32 variant=2"},
@@ -305,6 +307,9 @@ static const planted_fault faults[] = {
     {.name = "drops the last slot", .fault = drops_the_last_slot, .op = RIDGE_MOE_DOWN},
     {.name = "forgets the shared expert", .fault = fault_forgets_operand, .operand = "shared"},
     {.name = "forgets the residual", .fault = fault_forgets_operand, .operand = "residual"},
+    {.name = "takes the next token's post", .fault = fault_takes_the_next, .op = RIDGE_MOE_DOWN, .operand = "post"},
+    {.name = "takes the next token's comb", .fault = fault_takes_the_next, .op = RIDGE_MOE_DOWN, .operand = "comb"},
+    {.name = "takes the next token's streams", .fault = fault_takes_the_next, .op = RIDGE_MOE_DOWN, .operand = "res"},
     {.name = "forgets the bias of gate", .fault = fault_forgets_operand, .operand = "gate_bias"},
     {.name = "forgets the bias of a product", .fault = fault_forgets_operand, .op = RIDGE_MOE_DOWN, .operand = "bias"},
     {0},
@@ -314,16 +319,20 @@ static const char *const fault_problems[] = {
     "moe_route tokens=37 experts=48 slots=7 groups=6 top_groups=3 rule=sigmoid normalise=1 bias=1 logit_bias=1 scale=3",
     "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=6 slots=3 x=i8 w=i8 out=f32 limit=10 gate_bias=1 variant=2",
     "moe_gate_up_swiglu tokens=5 cols=512 rows=64 experts=6 slots=3 x=i8 w=i8 out=i8 pad=64 variant=2",
-    "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=i8 w=i8 out=f32 bias=1 shared=f32 residual=f32 variant=2",
+    "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=i8 w=i8 out=f32 bias=1 shared=f32 residual=f32 n_hc=4 "
+    "variant=2",
     "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=6 slots=3 x=bf16 w=e4m3 out=f32 limit=10 up_bias=1 variant=2",
-    "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=f32 w=bf16 out=f32 bias=1 residual=f32 variant=2",
-    "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=bf16 w=e4m3 out=f32 bias=1 residual=f32 variant=2",
+    "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=f32 w=bf16 out=f32 bias=1 residual=f32 n_hc=4 variant=2",
+    "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=bf16 w=e4m3 out=f32 bias=1 residual=f32 n_hc=4 variant=2",
     "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=6 slots=3 x=i8 w=mxfp4 out=f32 limit=10 gate_bias=1 "
     "variant=2",
-    "moe_down tokens=5 cols=512 rows=37 experts=6 slots=3 x=i8 w=q4_k out=f32 bias=1 shared=f32 residual=f32 variant=2",
-    "moe_down tokens=5 cols=512 rows=40 experts=6 slots=3 x=i8 w=i8 out=f32 shared=f32 residual=f32 pad=64 variant=2",
+    "moe_down tokens=5 cols=512 rows=37 experts=6 slots=3 x=i8 w=q4_k out=f32 bias=1 shared=f32 residual=f32 n_hc=4 "
+    "variant=2",
+    "moe_down tokens=5 cols=512 rows=40 experts=6 slots=3 x=i8 w=i8 out=f32 shared=f32 residual=f32 n_hc=4 pad=64 "
+    "variant=2",
     "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=1 slots=1 x=bf16 w=e4m3 out=f32 limit=10 gate_bias=1 "
     "variant=1",
+    "moe_down tokens=5 cols=288 rows=37 experts=1 slots=1 x=f32 w=bf16 out=f32 bias=1 residual=f32 n_hc=4 variant=1",
     "moe_down tokens=5 cols=288 rows=37 experts=1 slots=1 x=f32 w=bf16 out=f32 bias=1 residual=f32 variant=1",
     NULL,
 };

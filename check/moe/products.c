@@ -173,6 +173,46 @@ static void tall_cases(const ridge_op_row *op, case_list *list)
     }
 }
 
+/* moe_down to streams of hyper-connections: every form of weights, so that every row has some; four streams and other
+ * numbers of them; a token whose ids are of no expert. */
+static void expand_cases(const ridge_op_row *op, case_list *list)
+{
+    static const struct {
+        const char *text;
+        test_case layout;
+    } shape[] = {
+        {"tokens=1 cols=512 rows=96 experts=16 slots=6 x=i8 w=i8 shared=f32 n_hc=4",
+         {.fill = FILL_NORMAL, .variant = ALL_DIFFERENT}},
+        {"tokens=5 cols=288 rows=37 experts=6 slots=3 x=i8 w=i8 bias=1 n_hc=3", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=16 cols=96 rows=64 experts=9 slots=4 x=i8 w=i8 residual=bf16 n_hc=4",
+         {.fill = FILL_NORMAL, .slices = true, .pad = 64}},
+        {"tokens=3 cols=96 rows=32 experts=2 slots=5 x=i8 w=i8 n_hc=2", {.fill = FILL_NORMAL, .variant = NONE}},
+        {"tokens=4 cols=160 rows=40 experts=5 slots=2 x=i8 w=i8 shared=bf16 n_hc=16", {.fill = FILL_EDGE}},
+        {"tokens=1 cols=1024 rows=80 experts=16 slots=6 x=i8 w=q2_k shared=f32 n_hc=4",
+         {.fill = FILL_NORMAL, .variant = ALL_DIFFERENT}},
+        {"tokens=6 cols=512 rows=67 experts=4 slots=3 x=i8 w=mxfp4 shared=f32 n_hc=4",
+         {.fill = FILL_NORMAL, .slices = true, .repeats = 50}},
+        {"tokens=2 cols=768 rows=48 experts=5 slots=4 x=i8 w=q4_k residual=f32 n_hc=1", {.fill = FILL_GROUPS}},
+        {"tokens=1 cols=288 rows=1100 experts=9 slots=6 x=bf16 w=e4m3 shared=f32 n_hc=4",
+         {.fill = FILL_NORMAL, .variant = ALL_DIFFERENT}},
+        {"tokens=7 cols=544 rows=50 experts=5 slots=3 x=bf16 w=bf16 bias=1 n_hc=4",
+         {.fill = FILL_NORMAL, .slices = true, .pad = 8}},
+        {"tokens=3 cols=416 rows=33 experts=4 slots=2 x=f32 w=f32 shared=bf16 n_hc=5", {.fill = FILL_NORMAL}},
+        {"tokens=1 cols=4096 rows=33 experts=1 slots=1 x=f32 w=bf16 residual=f32 n_hc=4",
+         {.fill = FILL_NORMAL, .variant = ONE_EXPERT}},
+        {"tokens=5 cols=1056 rows=35 experts=1 slots=1 x=bf16 w=e4m3 n_hc=4",
+         {.fill = FILL_NORMAL, .slices = true, .variant = ONE_EXPERT}},
+        {"tokens=0 cols=64 rows=32 experts=4 slots=2 x=i8 w=i8 n_hc=4", {.fill = FILL_NORMAL}},
+        {"tokens=2 cols=0 rows=32 experts=4 slots=2 x=i8 w=i8 n_hc=4", {.fill = FILL_NORMAL}},
+    };
+    char text[256];
+
+    for (int i = 0; op->id == RIDGE_MOE_DOWN && i < (int)(sizeof shape / sizeof shape[0]); i++) {
+        snprintf(text, sizeof text, "%s out=f32", shape[i].text);
+        cases_add(list, op, text, shape[i].layout);
+    }
+}
+
 void cases_moe_products(const ridge_op_row *op, case_level level, case_list *list)
 {
     static const struct {
@@ -216,6 +256,7 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
         }
     only_cases(op, list);
     tall_cases(op, list);
+    expand_cases(op, list);
     block_cases(op, level, list);
 }
 
@@ -359,9 +400,29 @@ static void check_gate_up(oracle_run *s, int64_t t, int64_t slot)
     }
 }
 
+/* Stream dst of row r, of hyper-connections. */
+static void check_stream(oracle_run *s, int64_t t, int64_t r, int64_t dst, estimate v)
+{
+    const int64_t rows = s->im->call.dim[2], n = s->im->call.opt.moe_down.n_hc;
+    const double post = oracle_in(s, RIDGE_MOE_DOWN_POST, t, dst);
+    double sum = v.value * post, size = fabs(sum);
+
+    for (int64_t src = 0; src < n; src++) {
+        const double term =
+            oracle_in(s, RIDGE_MOE_DOWN_COMB, t, dst + n * src) * oracle_in(s, RIDGE_MOE_DOWN_RES, t, src * rows + r);
+
+        sum += term;
+        size += fabs(term);
+    }
+    if (isnan(v.value) || size < 0x1p120) /* v may be infinite, and NaN with a post of 0 */
+        oracle_estimate(s, RIDGE_MOE_DOWN_OUT, t, dst * rows + r,
+                        (estimate){sum, fabs(post) * v.error + ((double)n + 2) * (0x1p-24 * size + 0x1p-149)});
+}
+
 static void check_down(oracle_run *s, int64_t t, int64_t r)
 {
     const ridge_call *call = &s->im->call;
+    const int64_t n = call->opt.moe_down.n_hc;
     const int more[] = {RIDGE_MOE_DOWN_SHARED, RIDGE_MOE_DOWN_RESIDUAL};
     estimate sum = {0, 0};
     double size = 0;
@@ -385,8 +446,10 @@ static void check_down(oracle_run *s, int64_t t, int64_t r)
             size += fabs(oracle_in(s, more[i], t, r));
         }
     sum.error += ((double)call->dim[4] + 3) * (0x1p-24 * size + 0x1p-149);
-    if (isnan(sum.value) || size < 0x1p120)
+    if (n == 0 && (isnan(sum.value) || size < 0x1p120))
         oracle_estimate(s, RIDGE_MOE_DOWN_OUT, t, r, sum);
+    for (int64_t dst = 0; dst < n; dst++)
+        check_stream(s, t, r, dst, sum);
 }
 
 void oracle_moe_products(oracle_run *s)

@@ -221,7 +221,7 @@ template <int FORM> static __global__ void __launch_bounds__(THREADS) moe_any_do
         if (e >= 0 && e < p.experts)
             sum = __fmaf_rn(p.weights[token * p.weights_stride + slot], shared[slot][lane], sum);
     }
-    moe_store_sum(p, token, row + lane, sum);
+    moe_store_sum<0>(p, token, row + lane, sum);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */

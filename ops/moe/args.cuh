@@ -97,14 +97,53 @@ static __device__ __forceinline__ float moe_load(const void *from, int bf16, int
     return bf16 ? num_load<RIDGE_BF16>(from, at) : num_load<RIDGE_F32>(from, at);
 }
 
-/* Adds the shared expert and the residual to the sum over slots, and stores it. */
-static __device__ __forceinline__ void moe_store_sum(const moe_args &p, int token, int64_t row, float sum)
+/* The streams of a row of a token, from its result: N of them with all loads at once, or any number with N of 0. */
+template <int N> static __device__ __forceinline__ void moe_expand(const moe_args &p, int token, int64_t row, float v)
+{
+    const float *post = p.post + token * p.post_stride, *comb = p.comb + token * p.comb_stride;
+    const float *res = p.res + token * p.res_stride + row;
+    const int n = N ? N : p.n_hc;
+
+#pragma unroll(N ? N : 1)
+    for (int dst = 0; dst < n; dst++) {
+        float acc = ridge_hc_start(v, post[dst]);
+
+#pragma unroll(N ? N : 1)
+        for (int src = 0; src < n; src++)
+            acc = ridge_hc_step(acc, comb[dst + n * src], res[src * p.rows]);
+        num_store<RIDGE_F32>(p.out, token * p.out_stride + dst * p.rows + row, acc);
+    }
+}
+
+/* A function of its own, where four streams at once would take too many registers. */
+static __device__ __noinline__ void moe_expand_apart(const moe_args &p, int token, int64_t row, float v)
+{
+    moe_expand<0>(p, token, row, v);
+}
+
+/* Adds the shared expert and the residual to the sum over slots. */
+static __device__ __forceinline__ float moe_add(const moe_args &p, int token, int64_t row, float sum)
 {
     if (p.shared)
         sum = moe_load(p.shared, p.shared_bf16, token * p.shared_stride + row) + sum;
     if (p.residual)
         sum = moe_load(p.residual, p.residual_bf16, token * p.residual_stride + row) + sum;
-    moe_store(p, token * p.out_stride + row, sum);
+    return sum;
+}
+
+/* The same, and stores it, or the streams that it becomes. N: 4, or 0 in kernels whose registers would spill. */
+template <int N = 4>
+static __device__ __forceinline__ void moe_store_sum(const moe_args &p, int token, int64_t row, float sum)
+{
+    sum = moe_add(p, token, row, sum);
+    if (N && p.n_hc == N)
+        moe_expand<N>(p, token, row, sum);
+    else if (N && p.n_hc)
+        moe_expand<0>(p, token, row, sum);
+    else if (p.n_hc)
+        moe_expand_apart(p, token, row, sum);
+    else
+        moe_store(p, token * p.out_stride + row, sum);
 }
 
 /* any.cu: launches any call, also for rows whose tables of scales turn out to be misaligned at launch: their alignment

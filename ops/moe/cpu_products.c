@@ -122,7 +122,16 @@ void ridge_cpu_moe_store_sum(const moe_args *a, int64_t t, int64_t r, float sum)
         sum = load(a->shared, a->shared_bf16, t * a->shared_stride + r) + sum;
     if (a->residual)
         sum = load(a->residual, a->residual_bf16, t * a->residual_stride + r) + sum;
-    put(a, t * a->out_stride + r, sum);
+    if (!a->n_hc)
+        put(a, t * a->out_stride + r, sum);
+    for (int dst = 0; dst < a->n_hc; dst++) {
+        float acc = ridge_hc_start(sum, a->post[t * a->post_stride + dst]);
+
+        for (int src = 0; src < a->n_hc; src++)
+            acc = ridge_hc_step(acc, a->comb[t * a->comb_stride + dst + a->n_hc * src],
+                                a->res[t * a->res_stride + src * a->rows + r]);
+        put(a, t * a->out_stride + dst * a->rows + r, acc);
+    }
 }
 
 /* Rows [first, last) of a token's slot. */

@@ -248,12 +248,35 @@ static const ridge_field down_fields[] = {
     HAS("bias", RIDGE_MOE_DOWN_BIAS),
     HAS("shared", RIDGE_MOE_DOWN_SHARED),
     HAS("residual", RIDGE_MOE_DOWN_RESIDUAL),
+    I64_OPTION(ridge_moe_down_options, n_hc, 0),
     END,
 };
 
+static const char *down_rule(const ridge_call *call)
+{
+    const int64_t n = call->opt.moe_down.n_hc;
+
+    if (n < 0 || n > RIDGE_MAX_HC)
+        return "option n_hc is outside 0 .. 16";
+    if (n && call->arg[RIDGE_MOE_DOWN_OUT].dtype != RIDGE_F32)
+        return "option n_hc is not 0, operand out must be f32";
+    for (int arg = RIDGE_MOE_DOWN_POST; arg <= RIDGE_MOE_DOWN_RES; arg++)
+        if (call->dim[0] && call->dim[2] && ridge_has(call, arg) != (n != 0))
+            return n ? "option n_hc is not 0, operands post, comb and res must not be NULL"
+                     : "option n_hc is 0, operands post, comb and res must be absent";
+    return products_rule(call);
+}
+
+static void down_derive(ridge_call *call)
+{
+    products_derive(call);
+    for (int arg = RIDGE_MOE_DOWN_POST; arg <= RIDGE_MOE_DOWN_RES; arg++)
+        call->arg[arg].dtype = call->opt.moe_down.n_hc ? RIDGE_F32 : RIDGE_NONE;
+}
+
 static void down_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
-    const int64_t wide = times(call->dim[4], call->dim[1]);
+    const int64_t wide = times(call->dim[4], call->dim[1]), n = call->opt.moe_down.n_hc;
 
     if (arg <= RIDGE_MOE_DOWN_X_SCALES)
         ridge_set_extent(rows, cols, call->dim[0], arg ? wide / 32 : wide);
@@ -261,9 +284,14 @@ static void down_extent(const ridge_call *call, int arg, int64_t *rows, int64_t 
         weight_extent(call, arg, rows, cols);
     else if (arg == RIDGE_MOE_DOWN_BIAS)
         ridge_set_extent(rows, cols, call->dim[3], call->dim[2]);
+    else if (arg == RIDGE_MOE_DOWN_IDS || arg == RIDGE_MOE_DOWN_WEIGHTS)
+        ridge_set_extent(rows, cols, call->dim[0], call->dim[4]);
+    else if (arg == RIDGE_MOE_DOWN_POST || arg == RIDGE_MOE_DOWN_COMB) /* n may be what the rule will refuse */
+        ridge_set_extent(rows, cols, call->dim[0], arg == RIDGE_MOE_DOWN_COMB && n <= RIDGE_MAX_HC ? n * n : n);
     else
         ridge_set_extent(rows, cols, call->dim[0],
-                         arg == RIDGE_MOE_DOWN_IDS || arg == RIDGE_MOE_DOWN_WEIGHTS ? call->dim[4] : call->dim[2]);
+                         arg == RIDGE_MOE_DOWN_RES || (arg == RIDGE_MOE_DOWN_OUT && n) ? times(n, call->dim[2])
+                                                                                       : call->dim[2]);
 }
 
 ridge_call ridge_moe_down(int64_t tokens, int64_t cols, int64_t rows, int64_t experts, int64_t slots, ridge_tensor x,
@@ -289,7 +317,7 @@ const ridge_op_row ridge_op_moe_down = {
     .dims = 5,
     .dim_name = {"tokens", "cols", "rows", "experts", "slots"},
     .step = {0, 32, 0, 0, 0},
-    .args = 10,
+    .args = 13,
     .arg =
         {
             {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_DTYPES, 0, "[tokens, slots*cols] f32, bf16, i8"},
@@ -298,18 +326,22 @@ const ridge_op_row ridge_op_moe_down = {
             {"ids", RIDGE_IN, 0, -1, RIDGE_TABLE, 1u << RIDGE_I32, 0, "[tokens, slots]"},
             {"weights", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[tokens, slots]"},
             {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, F32 | 1u << RIDGE_BF16,
-             1u << RIDGE_MOE_DOWN_SHARED | 1u << RIDGE_MOE_DOWN_RESIDUAL, "[tokens, rows]"},
+             1u << RIDGE_MOE_DOWN_SHARED | 1u << RIDGE_MOE_DOWN_RESIDUAL,
+             "[tokens, rows], with n_hc [tokens, n_hc*rows]"},
             {"bias", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[experts, rows]"},
             {"shared", RIDGE_IN, 1, -1, RIDGE_TABLE, F32 | 1u << RIDGE_BF16, 0, "[tokens, rows]"},
             {"residual", RIDGE_IN, 1, -1, RIDGE_TABLE, F32 | 1u << RIDGE_BF16, 0, "[tokens, rows]"},
+            {"post", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, n_hc], with n_hc"},
+            {"comb", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, n_hc*n_hc], with n_hc"},
+            {"res", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, n_hc*rows], with n_hc"},
         },
     .fields = down_fields,
     .contract = CONTRACT,
     .invariant_max = RIDGE_MOE_MAX_TOKENS,
-    .bound = BOUND "then (slots + 3) units of the sum of |terms|",
-    .rule = products_rule,
+    .bound = BOUND "then (slots + 3) units of the sum of |terms|, and with n_hc (n_hc + 2) of that sum",
+    .rule = down_rule,
     .extent = down_extent,
-    .derive = products_derive,
+    .derive = down_derive,
     .flops = products_flops,
     .used = products_used,
     .defaults = down_defaults,

@@ -62,6 +62,9 @@ typedef struct moe_args {
     const void *shared, *residual;
     int64_t weights_stride, shared_stride, residual_stride;
     int32_t shared_bf16, residual_bf16;
+    const float *post, *comb, *res; /* down with n_hc above 0 */
+    int64_t post_stride, comb_stride, res_stride;
+    int32_t n_hc;
 } moe_args;
 
 static inline moe_weight moe_weight_of(const ridge_call *call, int slot, int bias)
@@ -94,6 +97,13 @@ static inline void moe_collect_down(const ridge_call *call, moe_args *p)
     p->residual = arg[RIDGE_MOE_DOWN_RESIDUAL].data;
     p->residual_stride = arg[RIDGE_MOE_DOWN_RESIDUAL].stride;
     p->residual_bf16 = arg[RIDGE_MOE_DOWN_RESIDUAL].dtype == RIDGE_BF16;
+    p->n_hc = (int32_t)call->opt.moe_down.n_hc;
+    p->post = (const float *)arg[RIDGE_MOE_DOWN_POST].data;
+    p->post_stride = arg[RIDGE_MOE_DOWN_POST].stride;
+    p->comb = (const float *)arg[RIDGE_MOE_DOWN_COMB].data;
+    p->comb_stride = arg[RIDGE_MOE_DOWN_COMB].stride;
+    p->res = (const float *)arg[RIDGE_MOE_DOWN_RES].data;
+    p->res_stride = arg[RIDGE_MOE_DOWN_RES].stride;
 }
 
 static inline moe_args moe_args_of(const ridge_call *call)

@@ -106,7 +106,8 @@ template <class W, int X> static __global__ void __launch_bounds__(THREADS) moe_
         __syncthreads(); /* both halves are written before they are read; x has been read */
         if (threadIdx.x == 0) {
             y = moe_bias(p.weight[0], 0, row, half[0] + half[1]);
-            moe_store_sum(p, t, row, e == 0 ? __fmaf_rn(weight, y, 0.0f) : 0.0f);
+            y = moe_add(p, t, row, e == 0 ? __fmaf_rn(weight, y, 0.0f) : 0.0f);
+            moe_store(p, t * p.out_stride + row, y);
         }
     }
 }
@@ -140,6 +141,8 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
         return "weights are not f32 or bf16";
     if (problem->dim[3] != 1 || problem->dim[4] != 1)
         return "more than one expert or slot";
+    if (problem->dtype[RIDGE_MOE_DOWN_POST] != RIDGE_NONE)
+        return "makes no streams of hyper-connections";
     if (problem->align < 4)
         return "needs rows that begin at multiples of 16 bytes";
     return problem->dim[1] > 1 << 30 || problem->dim[2] > 1 << 30 ? "more than 2^30 rows or columns" : NULL;

@@ -287,7 +287,7 @@ SLOTS = {
     },
     'moe_down': {
         'x': 0, 'x_scales': 1, 'w': 2, 'w_scales': 3, 'ids': 4, 'weights': 5, 'out': 6, 'bias': 7,
-        'shared': 8, 'residual': 9,
+        'shared': 8, 'residual': 9, 'post': 10, 'comb': 11, 'res': 12,
     },
     'gemm_fp8_grouped': {
         'a': 0, 'scale_a': 1, 'b': 2, 'scale_b': 3, 'd': 4, 'offsets': 5, 'bad': 6, 'bias': 7,
@@ -415,6 +415,7 @@ OPTIONS = {
     'embed': 'float scale',
     'sample': 'int64_t top_k, float temperature, float top_p, float min_p, float penalty',
     'moe_route': 'int64_t groups, int64_t top_groups, float scale, float eps',
+    'moe_down': 'int64_t n_hc',
     'hc': 'float eps, float hc_eps, int64_t iterations',
     'divergence': 'float beta, float temperature',
 }
