@@ -6,7 +6,7 @@
 #include "rows.cuh"
 #include "src/math/q8_0.h"
 
-enum { HELD = 16 };                                             /* columns of a thread of 256 */
+enum { HELD = 16, HELD_FEW = 4 };                               /* columns of a thread of 256 */
 enum { THREADS = 1024, STEPS = 2, MOST = 4 * THREADS * STEPS }; /* columns: 4 a thread and step */
 
 typedef struct few_args {
@@ -123,20 +123,20 @@ template <bool CODES> static __global__ void __launch_bounds__(THREADS) add_norm
  */
 
 /* Thread i holds columns i, i + 256, ..., which are partial sum i; a warp's columns are blocks of 32. */
-template <bool CODES>
+template <bool CODES, int COLUMNS>
 static __global__ void __launch_bounds__(PARTS, 4) add_norm_small(const __grid_constant__ few_args a)
 {
     __shared__ float part[PARTS];
     const add_norm_args &p = a.p;
     const int64_t row = blockIdx.x;
     const int n = (int)p.n, lane = threadIdx.x % 32;
-    float v[HELD], w[HELD], sum = 0.0f, factor;
+    float v[COLUMNS], w[COLUMNS], sum = 0.0f, factor;
 
     ptx_launch_dependents();
     if (!a.w_const)
         ptx_grid_dependency_wait();
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < COLUMNS; k++) {
         const int col = threadIdx.x + PARTS * k;
 
         w[k] = p.w.data && col < n ? ((const float *)p.w.data)[col] : 1.0f;
@@ -144,14 +144,14 @@ static __global__ void __launch_bounds__(PARTS, 4) add_norm_small(const __grid_c
     if (a.w_const)
         ptx_grid_dependency_wait();
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < COLUMNS; k++) {
         const int col = threadIdx.x + PARTS * k;
 
         v[k] = col < n ? ((const float *)(p.x.data + row * p.x.stride))[col] : 0.0f;
     }
     if (p.residual.data)
 #pragma unroll
-        for (int k = 0; k < HELD; k++) {
+        for (int k = 0; k < COLUMNS; k++) {
             const int col = threadIdx.x + PARTS * k;
 
             if (col < n)
@@ -159,7 +159,7 @@ static __global__ void __launch_bounds__(PARTS, 4) add_norm_small(const __grid_c
                     num_canonical_f32(v[k] + ((const float *)(p.residual.data + row * p.residual.stride))[col]));
         }
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < COLUMNS; k++) {
         const int col = threadIdx.x + PARTS * k;
 
         if (p.sum.data && col < n)
@@ -170,16 +170,16 @@ static __global__ void __launch_bounds__(PARTS, 4) add_norm_small(const __grid_c
     __syncthreads(); /* all partial sums are written before they are read */
     factor = ridge_rms_factor(rows_tree(part), p.n, p.eps);
 #pragma unroll
-    for (int k = 0; k < HELD; k++)
+    for (int k = 0; k < COLUMNS; k++)
         v[k] = v[k] * factor * w[k];
     if (CODES) {
         float r;
-        const float scale = rows_scales<HELD>(v, &r);
+        const float scale = rows_scales<COLUMNS>(v, &r);
 
-        if (lane < HELD && (int)threadIdx.x - lane + PARTS * lane < n)
+        if (lane < COLUMNS && (int)threadIdx.x - lane + PARTS * lane < n)
             p.scale[row * p.ld + threadIdx.x / 32 + PARTS / 32 * lane] = scale;
 #pragma unroll
-        for (int k = 0; k < HELD; k++) {
+        for (int k = 0; k < COLUMNS; k++) {
             const int col = threadIdx.x + PARTS * k;
             const int code = ridge_q8_0_x_code(v[k], __shfl_sync(~0u, r, k));
 
@@ -188,7 +188,7 @@ static __global__ void __launch_bounds__(PARTS, 4) add_norm_small(const __grid_c
         }
     } else {
 #pragma unroll
-        for (int k = 0; k < HELD; k++) {
+        for (int k = 0; k < COLUMNS; k++) {
             const int col = threadIdx.x + PARTS * k;
 
             if (col < n)
@@ -199,12 +199,15 @@ static __global__ void __launch_bounds__(PARTS, 4) add_norm_small(const __grid_c
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const small_functions[2] = {(const void *)add_norm_small<false>, (const void *)add_norm_small<true>};
+/* [up to 1024 columns][codes] */
+static const void *const small_functions[4] = {
+    (const void *)add_norm_small<false, HELD>, (const void *)add_norm_small<true, HELD>,
+    (const void *)add_norm_small<false, HELD_FEW>, (const void *)add_norm_small<true, HELD_FEW>};
 static const void *const functions[2] = {(const void *)add_norm_few<false>, (const void *)add_norm_few<true>};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    ridge_status status = host_load(device, small_functions, 2, "add_rms_norm: loading kernels");
+    ridge_status status = host_load(device, small_functions, 4, "add_rms_norm: loading kernels");
 
     return status ? status : host_load(device, functions, 2, "add_rms_norm: loading kernels");
 }
@@ -220,8 +223,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (a.p.rows == 0 || a.p.n == 0)
         return RIDGE_OK;
     if (kernel->param[0])
-        return host_launch(device, kernel->name, small_functions[a.p.scale != NULL], dim3((unsigned)a.p.rows), PARTS,
-                           &a, stream);
+        return host_launch(device, kernel->name, small_functions[2 * (a.p.n <= PARTS * HELD_FEW) + (a.p.scale != NULL)],
+                           dim3((unsigned)a.p.rows), PARTS, &a, stream);
     return host_launch_shared(device, kernel->name, functions[a.p.scale != NULL], dim3((unsigned)a.p.rows), THREADS,
                               (size_t)a.p.n * sizeof(float), &a, stream);
 }
