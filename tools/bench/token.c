@@ -1,12 +1,14 @@
 /* token.c: `ridge bench --suite ds4flash-token`: a token of DeepSeek-V4-Flash as one CUDA graph, beside a read of the
  * bytes that its weights have: 43 layers of hyper-connections, the dense products in Q8_0, the router and six of 256
  * experts, then the output head. Every call reads what the one before has written; weights are random. Once with
- * experts as people have them, gate and up in IQ2_XXS and down in Q2_K, once in MXFP4. The graph has a second branch:
- * the shared expert's gate and up beside the router and moe_route.
+ * experts as people have them, gate and up in IQ2_XXS and down in Q2_K, once in MXFP4. The graph has two branches: what
+ * the next calls do not wait for.
  *
  * Not in it: attention itself, with its compressor, indexer and cache (the product behind it reads the queries); the
  * layers whose experts follow from the token; the embedding and drawing a token. A layer has dense weights of its own;
- * experts of several layers share memory where the device has no room for all, which no cache holds either. */
+ * experts of several layers share memory where the device has no room for all, which no cache holds either.
+ *
+ * Longer than 600 lines: memory, calls, branches and report of one bench. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +21,7 @@
 
 enum { LAYERS = 43, HIDDEN = 4096, STREAMS = 4, EXPERTS = 256, SLOTS = 6, FFN = 2048, VOCAB = 129280 };
 enum { Q_RANK = 1024, KV = 512, HEADS = 64, HEAD_DIM = 512, N_ROT = 64, LOW = 8192 };
-enum { MIXES = STREAMS * (2 + STREAMS), CALLS = 16 * LAYERS + 2, ROUNDS = 15, ALIGN = 256 };
+enum { MIXES = STREAMS * (2 + STREAMS), CALLS = 18 * LAYERS + 2, ROUNDS = 15, REPLAYS = 40, ALIGN = 256 };
 
 typedef struct planes {
     int64_t rows, cols;
@@ -37,15 +39,17 @@ typedef struct layer {
     unsigned char *router, *routed[3]; /* gate, up, down */
 } layer;
 
-/* A second stream. The library's backend has no events; the driver's functions are looked up by the names of its ABI
- * and answer 0 for success. */
-typedef struct branch {
-    void *driver, *stream, *event[2];
+enum { BRANCHES = 2 };
+
+/* More streams, from 1 on; 0 is the token's. The library's backend has no events; the driver's functions are looked up
+ * by the names of its ABI and answer 0 for success. */
+typedef struct branches {
+    void *driver, *stream[1 + BRANCHES], *event[2 * (1 + BRANCHES)], *workspace[1 + BRANCHES];
     int (*create)(void **event, unsigned flags);
     int (*destroy)(void *event);
     int (*record)(void *event, void *stream);
     int (*wait)(void *stream, void *event, unsigned flags);
-} branch;
+} branches;
 
 typedef struct token {
     bench *b;
@@ -55,20 +59,20 @@ typedef struct token {
     unsigned char *memory;
     size_t at;
     void *stream;
-    branch branch;
+    branches branch;
     layer layer[LAYERS];
     hc head;
     planes output;
     /* What a token has. */
-    float *start, *res[2], *post, *comb, *floats, *q, *kv, *heads, *low, *route, *weights, *routed, *mid, *logits,
-        *ones;
+    float *start, *res[2], *post, *comb, *floats, *normed, *q, *kv, *heads, *low, *route, *weights, *routed, *mid,
+        *logits, *ones, *aside_scales;
     double *freqs;
     int32_t *ids, *pos, *zero;
-    unsigned char *codes, *mid_codes;
+    unsigned char *codes, *mid_codes, *aside_codes;
     float *scales, *mid_scales;
     ridge_call call[CALLS];
     const char *name[CALLS];
-    unsigned char aside[CALLS], joins[CALLS]; /* runs on the branch; waits for it */
+    unsigned char aside[CALLS], joins[CALLS]; /* runs on this branch; waits for those of these bits */
     int calls;
     double bytes;
     void *workspace;
@@ -124,6 +128,9 @@ static void place_buffers(token *t)
     t->post = take_floats(t, STREAMS);
     t->comb = take_floats(t, STREAMS * STREAMS);
     t->floats = take_floats(t, HIDDEN);
+    t->normed = take_floats(t, KV);
+    t->aside_codes = take(t, HIDDEN);
+    t->aside_scales = take_floats(t, HIDDEN / 32);
     t->q = take_floats(t, Q_RANK);
     t->kv = take_floats(t, KV);
     t->heads = take_floats(t, HEADS * HEAD_DIM);
@@ -269,21 +276,43 @@ static void add(token *t, const char *name, ridge_call call)
     t->call[t->calls++] = call;
 }
 
+/* Its factors put a sublayer's result back, much later than its input is there: a branch makes them, with an input that
+ * nobody reads, and the stream the input alone. */
+static void add_factors(token *t, const hc *h, const float *res, int branch)
+{
+    t->aside[t->calls] = (unsigned char)branch;
+    add(t, "hc_split, for its factors",
+        ridge_hc_split(1, HIDDEN, STREAMS, res, ridge_matrix(h->fn, RIDGE_F16), h->scale, h->base, f32(h->norm),
+                       t->post, t->comb, ridge_scaled(t->aside_codes, RIDGE_I8, t->aside_scales, RIDGE_SCALING_ROW32)));
+}
+
+static void add_input(token *t, const hc *h, const float *res, float *floats)
+{
+    ridge_call call =
+        ridge_hc_split(1, HIDDEN, STREAMS, res, ridge_matrix(h->fn, RIDGE_F16), h->scale, h->base, f32(h->norm), NULL,
+                       NULL, ridge_scaled(t->codes, RIDGE_I8, t->scales, RIDGE_SCALING_ROW32));
+
+    if (floats)
+        ridge_set(&call, RIDGE_HC_SPLIT_FLOATS, RIDGE_F32, floats, 0);
+    add(t, "hc_split, input alone", call);
+}
+
 static void add_attention(token *t, const layer *l)
 {
     const ridge_tensor none = {0}, x = ridge_scaled(t->codes, RIDGE_I8, t->scales, RIDGE_SCALING_ROW32);
 
-    add(t, "hc_split of attention",
-        ridge_hc_split(1, HIDDEN, STREAMS, t->res[0], ridge_matrix(l->attention.fn, RIDGE_F16), l->attention.scale,
-                       l->attention.base, f32(l->attention.norm), t->post, t->comb, x));
+    add_input(t, &l->attention, t->res[0], NULL);
+    add_factors(t, &l->attention, t->res[0], 2);
     add(t, "q_a and kv", ridge_q8_0_pair(1, HIDDEN, Q_RANK, KV, x, q8_0(&l->q_a), q8_0(&l->kv), f32(t->q), f32(t->kv)));
+    t->aside[t->calls] = 1;
+    add(t, "norm of kv", ridge_rms_norm(1, KV, f32(t->kv), f32(t->ones), f32(t->normed)));
     add(t, "norm of q_a", ridge_add_rms_norm(1, Q_RANK, f32(t->q), none, f32(t->ones), none, x));
-    add(t, "norm of kv", ridge_rms_norm(1, KV, f32(t->kv), f32(t->ones), f32(t->floats)));
     add(t, "q_b", ridge_q8_0_matmul(1, Q_RANK, HEADS * HEAD_DIM, x, q8_0(&l->q_b), f32(t->heads)));
     add(t, "head norm and rope",
         ridge_head_rms_norm_rope_tail(1, HEADS, HEAD_DIM, N_ROT, f32(t->heads), none, ridge_matrix(t->pos, RIDGE_I32),
                                       t->freqs, f32(t->heads)));
     add(t, "output_a", ridge_q8_0_matmul(1, HIDDEN, LOW, f32(t->heads), q8_0(&l->out_a), f32(t->low)));
+    t->joins[t->calls] = 1u << 1 | 1u << 2;
     add(t, "output_b, expand",
         ridge_q8_0_matmul_hc_expand(1, LOW, HIDDEN, STREAMS, f32(t->low), q8_0(&l->out_b), t->post, t->comb, t->res[0],
                                     t->res[1]));
@@ -295,10 +324,8 @@ static void add_ffn(token *t, const layer *l)
     const ridge_tensor mid = ridge_scaled(t->mid_codes, RIDGE_I8, t->mid_scales, RIDGE_SCALING_ROW32);
     ridge_call call;
 
-    call = ridge_hc_split(1, HIDDEN, STREAMS, t->res[1], ridge_matrix(l->ffn.fn, RIDGE_F16), l->ffn.scale, l->ffn.base,
-                          f32(l->ffn.norm), t->post, t->comb, x);
-    ridge_set(&call, RIDGE_HC_SPLIT_FLOATS, RIDGE_F32, t->floats, 0);
-    add(t, "hc_split of experts", call);
+    add_factors(t, &l->ffn, t->res[1], 1);
+    add_input(t, &l->ffn, t->res[1], t->floats);
     call = ridge_q8_0_gate_up_swiglu(1, HIDDEN, FFN, x, q8_0(&l->gate), q8_0(&l->up), f32(t->mid));
     call.opt.swiglu.limit = 10;
     t->aside[t->calls] = 1;
@@ -315,7 +342,7 @@ static void add_ffn(token *t, const layer *l)
     call = ridge_moe_gate_up_swiglu(1, HIDDEN, FFN, EXPERTS, SLOTS, x, ridge_matrix(l->routed[0], t->experts[0]),
                                     ridge_matrix(l->routed[1], t->experts[0]), t->ids, mid);
     call.opt.swiglu.limit = 10;
-    t->joins[t->calls] = 1;
+    t->joins[t->calls] = 1u << 1;
     add(t, "experts' gate and up", call);
     add(t, "experts' down",
         ridge_moe_down(1, FFN, HIDDEN, EXPERTS, SLOTS, mid, ridge_matrix(l->routed[2], t->experts[1]), t->ids,
@@ -359,30 +386,32 @@ static int place_of(const token *t, int call)
 }
 
 /* What comes next on stream `to` waits for what `from` has so far. */
-static ridge_status follow(const branch *b, int event, void *to, void *from)
+static ridge_status follow(const branches *b, int event, void *to, void *from)
 {
     if (b->record(b->event[event], from) || b->wait(to, b->event[event], 0))
         return ridge_fail(RIDGE_ERR_DEVICE, "the driver could not order two streams");
     return RIDGE_OK;
 }
 
-/* A call of the token, or, `without` it, what the branch needs at its place. *open: the branch has a call that no other
- * has waited for. */
-static ridge_status run_call(const token *t, int i, bool without, bool *open)
+/* A call of the token, or, `without` it, what the branches need at its place. *open: the branches that have a call for
+ * which no other has waited, as bits. */
+static ridge_status run_call(const token *t, int i, bool without, unsigned *open)
 {
-    const branch *b = &t->branch;
+    const branches *b = &t->branch;
+    const int aside = t->aside[i];
     ridge_status status = RIDGE_OK;
 
-    if (t->aside[i] && !without) {
-        *open = true;
-        status = follow(b, 0, b->stream, t->stream);
-        /* without a workspace, which the other stream uses */
-        return status ? status : ridge_run(t->b->device, &t->call[i], NULL, 0, b->stream);
+    if (aside && !without) {
+        *open |= 1u << aside;
+        status = follow(b, 2 * aside, b->stream[aside], t->stream);
+        return status ? status
+                      : ridge_run(t->b->device, &t->call[i], b->workspace[aside], t->workspace_bytes, b->stream[aside]);
     }
-    if (t->joins[i] && *open) {
-        *open = false;
-        status = follow(b, 1, t->stream, b->stream);
-    }
+    for (int k = 1; k <= BRANCHES && !status; k++)
+        if (t->joins[i] & *open & 1u << k) {
+            *open &= ~(1u << k);
+            status = follow(b, 2 * k + 1, t->stream, b->stream[k]);
+        }
     return status || without ? status
                              : ridge_run(t->b->device, &t->call[i], t->workspace, t->workspace_bytes, t->stream);
 }
@@ -392,7 +421,7 @@ static ridge_status run(const void *state)
     const part *p = state;
     const token *t = p->t;
     ridge_status status = RIDGE_OK;
-    bool open = false;
+    unsigned open = 0;
 
     if (p->variant >= 0)
         return t->backend->stream_read(t->b->device, p->variant, t->memory, (size_t)t->bytes / 16 * 16, t->stream);
@@ -455,21 +484,36 @@ static bool sum_logits(const token *t, uint64_t *sum)
     return good;
 }
 
+/* From the same streams to the same logits: run call by call, then a graph again and again. */
+static bool same_logits(const token *t)
+{
+    const ridge_device *device = t->b->device;
+    const part whole = {t, -1, -1, -1};
+    const work w = {run, &whole};
+    uint64_t sum, first = 0;
+    void *graph = NULL;
+    bool good = measure_capture(device, t->stream, w, &graph) == RIDGE_OK;
+    double us;
+
+    for (int i = 0; good && i < REPLAYS; i++) {
+        good = !t->backend->copy(device, t->res[0], t->start, STREAMS * HIDDEN * sizeof(float), t->stream) &&
+               !(i ? measure_once(device, t->stream, graph, w, &us) : run(&whole)) &&
+               !t->backend->sync(device, t->stream) && sum_logits(t, &sum);
+        first = i ? first : sum;
+        if (good && sum != first)
+            good = !ridge_fail(RIDGE_ERR_DEVICE, "run %d gave other logits than the first", i);
+    }
+    if (graph)
+        device->backend->graph_free(device, graph);
+    return good;
+}
+
 static bool report(token *t)
 {
     const int step = (t->calls - 2) / LAYERS;
     double best[3] = {-1, -1, -1}, us[3], one[3];
-    uint64_t first, again;
-
-    for (int i = 0; i < 2; i++) /* from the same streams to the same logits */
-        if (t->backend->copy(t->b->device, t->res[0], t->start, STREAMS * HIDDEN * sizeof(float), t->stream) ||
-            run(&(part){t, -1, -1, -1}) || t->backend->sync(t->b->device, t->stream) ||
-            !sum_logits(t, i ? &again : &first))
-            return false;
-    if (first != again) {
-        fprintf(stderr, "ridge bench: ds4flash-token: two runs gave other logits\n");
+    if (!same_logits(t))
         return false;
-    }
     if (!measure(&(part){t, -1, -1, -1}, us))
         return false;
     for (int v = 0; v < t->backend->stream_variants; v++) {
@@ -510,7 +554,7 @@ static bool report(token *t)
 
 static bool open_branch(token *t)
 {
-    branch *b = &t->branch;
+    branches *b = &t->branch;
     const struct {
         const char *name;
         void *to;
@@ -529,21 +573,27 @@ static bool open_branch(token *t)
             return !ridge_fail(RIDGE_ERR_DEVICE, "the driver has no %s", list[i].name);
         *(void **)list[i].to = found;
     }
-    if (t->backend->stream_new(t->b->device, &b->stream))
-        return false;
-    for (int i = 0; i < 2; i++)
-        if (b->create(&b->event[i], 2 /* CU_EVENT_DISABLE_TIMING */))
-            return !ridge_fail(RIDGE_ERR_DEVICE, "the driver cannot make an event");
+    for (int k = 1; k <= BRANCHES; k++) {
+        if (t->backend->stream_new(t->b->device, &b->stream[k]))
+            return false;
+        for (int i = 2 * k; i < 2 * k + 2; i++)
+            if (b->create(&b->event[i], 2 /* CU_EVENT_DISABLE_TIMING */))
+                return !ridge_fail(RIDGE_ERR_DEVICE, "the driver cannot make an event");
+    }
     return true;
 }
 
 static void close_branch(token *t)
 {
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2 * (1 + BRANCHES); i++)
         if (t->branch.event[i])
             t->branch.destroy(t->branch.event[i]);
-    if (t->branch.stream)
-        t->backend->stream_free(t->b->device, t->branch.stream);
+    for (int k = 1; k <= BRANCHES; k++) {
+        if (t->branch.stream[k])
+            t->backend->stream_free(t->b->device, t->branch.stream[k]);
+        if (t->branch.workspace[k])
+            t->backend->release(t->b->device, t->branch.workspace[k]);
+    }
     if (t->branch.driver)
         dlclose(t->branch.driver);
 }
@@ -573,7 +623,10 @@ static bool bench_token_of(bench *b, ridge_dtype gate_up, ridge_dtype down)
         good = ridge_workspace_bytes(b->device, &t->call[i], &need) == RIDGE_OK;
         t->workspace_bytes = good && need > t->workspace_bytes ? need : t->workspace_bytes;
     }
-    good = good && (!t->workspace_bytes || !backend->alloc(b->device, t->workspace_bytes, &t->workspace)) && report(t);
+    for (int k = 0; good && k <= BRANCHES; k++)
+        good = !t->workspace_bytes ||
+               !backend->alloc(b->device, t->workspace_bytes, k ? &t->branch.workspace[k] : &t->workspace);
+    good = good && report(t);
     if (!good)
         fprintf(stderr, "ridge bench: ds4flash-token: %s\n", ridge_error());
     if (t && t->memory)
