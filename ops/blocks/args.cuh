@@ -23,6 +23,7 @@ typedef struct block_mma_args {
     uint32_t at_ring, at_sums, at_bars, at_hand;
     /* x: floats, or codes and scales; or records that a kernel has made, in global memory */
     int x_dtype, vector_x; /* rows begin at multiples of 16 bytes */
+    int each;              /* tiles that a team computes side by side, 1 or 2: of gate and up, or neighbours */
     const void *x;
     const float *x_scales;
     int64_t x_stride, x_ld; /* bytes; elements */
@@ -35,6 +36,7 @@ typedef struct block_mma_args {
     const void *residual;
     int64_t residual_stride;
     unsigned act;
+    int all; /* tiles of all weights; `work` counts pairs of them where a team has two */
     const float *token_scale;
     ridge_swiglu_options swiglu;
 } block_mma_args;
@@ -45,6 +47,7 @@ typedef struct block_kernels {
     const void *records[3];
     int unit, tables;       /* bytes of a unit and of tables in shared memory */
     int depth;              /* stages of one token by bulk copies, at most, where all teams have tiles */
+    int side;               /* tiles side by side of one token, at most */
     int record[3];          /* bytes of x for 256 columns */
     int teams[2][3];        /* of a CTA, at most, as of mma */
     const void *experts[2]; /* of one token, and of several (experts.cuh) */

@@ -75,6 +75,16 @@ static __device__ __forceinline__ void block_unit(const char *unit, const char *
                                                     lane, acc);
 }
 
+/* Stores two neighbouring tiles, the second if there is one. */
+static __device__ __forceinline__ void block_store_two(const block_mma_args &a, const float *sums, int work, int first)
+{
+    const int side = (int)(threadIdx.x + first) % BLOCK_TEAM / BLOCK_ROWS, tile = 2 * work + side;
+
+    if (side < 2 && tile < a.all)
+        block_store_tile<1>(a, sums + side * RIDGE_Q8_0_PARTS * BLOCK_ROWS, tile,
+                            first + BLOCK_TEAM - side * BLOCK_ROWS);
+}
+
 /* The partial sums of a team's tile. The thread's number is read again: in a register it would spill others. */
 static __device__ __forceinline__ float *block_sums(const block_mma_args &a, char *memory, int tile_sums, int buffer)
 {
@@ -97,41 +107,58 @@ typedef struct block_ring {
 template <class F, int TOKENS, int BULK, int RECORDS>
 static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char *memory, block_ring *ring, int mine)
 {
-    enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X) };
+    enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X), SIDE = BLOCK_SIDE(F, TOKENS) };
+    enum { STAGE = SIDE * BLOCK_PITCH(F::UNIT), PART_SUMS = RIDGE_Q8_0_PARTS * TOKENS * 16 };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4, part = warp % 4;
     const int step = (int)gridDim.x * a.teams;
-    const int tile_sums = (1 + a.gate_up) * RIDGE_Q8_0_PARTS * TOKENS * 16;
+    const int tile_sums = (SIDE == 2 ? 2 : 1 + a.gate_up) * PART_SUMS;
     const int64_t tile_stride = (int64_t)a.units * RECORD;
     char *const hand = memory + a.at_hand + warp * BLOCK_HAND;
     int buffer = 0, first = team * 32;
     uint32_t column[8];
 
-    block_columns(lane, column);
+    if (SIDE == 1)
+        block_columns(lane, column);
     for (int work = (int)blockIdx.x + team * (int)gridDim.x; work < a.work; work += step) {
-        for (int sub = 0; sub <= a.gate_up; sub++) {
+        for (int sub = 0; sub < block_passes<SIDE>(a); sub++) {
             float acc[2][TOKENS == 1 ? 1 : TOKENS / 2] = {};
             int record = part * RECORD;
 
 #pragma unroll 1
             for (int k = 0; k < mine; k++, record += 4 * RECORD) {
-                char *const unit = ring->stages + ring->at * F::UNIT;
+                char *const unit = ring->stages + ring->at * STAGE;
                 const uint32_t bar = ring->bars + (uint32_t)ring->at * 8;
 
                 block_wait<BULK>(bar, ring->parity, a.depth);
-                block_unit<F, TOKENS>(unit, memory, hand, (RECORDS ? a.records : memory + F::TABLES) + record,
-                                      tile_stride, lane, column, acc);
+                if constexpr (SIDE == 2) {
+                    const char *const x = (RECORDS ? a.records : memory + F::TABLES) + record;
+
+                    if (a.each == 2) {
+                        asm volatile("// two units"); /* or the first would be taken out of both branches */
+                        block_units_1<F, 2, BLOCK_PITCH(F::UNIT)>(unit, memory, x, lane, &acc[0][0]);
+                    } else {
+                        block_unit_1<F>(unit, memory, x, lane, NULL, &acc[0][0]);
+                    }
+                } else {
+                    block_unit<F, TOKENS>(unit, memory, hand, (RECORDS ? a.records : memory + F::TABLES) + record,
+                                          tile_stride, lane, column, acc);
+                }
                 __syncwarp(); /* all lanes have read the stage before it is written again */
-                block_copy<F, BULK>(a, &ring->next, ptx_shared(unit), bar, part, lane, mine, step);
+                block_copy<F, SIDE, BULK>(a, &ring->next, ptx_shared(unit), bar, part, lane, mine, step);
                 if (++ring->at == a.depth) {
                     ring->at = 0;
                     ring->parity ^= 1;
                 }
             }
-            block_write_sums<TOKENS>(block_sums(a, memory, tile_sums, buffer) + sub * RIDGE_Q8_0_PARTS * TOKENS * 16,
-                                     part, lane, acc);
+            block_write_sums<TOKENS>(block_sums(a, memory, tile_sums, buffer) + sub * PART_SUMS, part, lane, acc);
+            if (SIDE == 2 && a.each == 2)
+                block_write_sums<TOKENS>(block_sums(a, memory, tile_sums, buffer) + PART_SUMS, part, lane, acc + 1);
         }
         ptx_barrier_sync(1 + team, BLOCK_TEAM);
-        block_store_tile<TOKENS>(a, block_sums(a, memory, tile_sums, buffer), work, first);
+        if (SIDE == 2 && a.each == 2 && !a.gate_up)
+            block_store_two(a, block_sums(a, memory, tile_sums, buffer), work, first);
+        else
+            block_store_tile<TOKENS>(a, block_sums(a, memory, tile_sums, buffer), work, first);
         buffer = tile_sums - buffer;
         first += 32;
     }
@@ -139,17 +166,20 @@ static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char
 
 template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void block_product(const block_mma_args &a)
 {
+    enum { SIDE = BLOCK_SIDE(F, TOKENS), STAGE = SIDE * BLOCK_PITCH(F::UNIT) };
     extern __shared__ __align__(128) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % 4;
     const int step = (int)gridDim.x * a.teams, mine = (a.units - part + 3) / 4;
-    uint32_t base = ptx_shared(shared);
+    const int early = SIDE == 2 ? 1 : a.depth; /* stages asked for before x, which comes behind them */
+    uint32_t base = ptx_shared(shared), table;
     char *memory;
-    block_ring ring = {NULL, 0, 0, 0, {(int)blockIdx.x + warp / 4 * (int)gridDim.x, 0, mine, -1, NULL}};
+    block_ring ring = {NULL, 0, 0, 0, {(int)blockIdx.x + warp / 4 * (int)gridDim.x, 0, mine, -1, {NULL, NULL}}};
 
     asm volatile("" : "+r"(base)); /* or it would be made anew for every unit */
     memory = (char *)__cvta_shared_to_generic(base);
-    ring.stages = memory + a.at_ring + warp * a.depth * F::UNIT;
+    ring.stages = memory + a.at_ring + warp * a.depth * STAGE;
     ring.bars = base + a.at_bars + (uint32_t)(warp * BLOCK_MAX_DEPTH * 8);
+    table = block_load_table(F());
     ptx_launch_dependents();
     if constexpr (BULK) {
         if (lane < a.depth)
@@ -164,16 +194,21 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
     if (a.tail && (a.units - 1) % 4 == part)
         ring.next.tail = 1;
     if (ring.next.left)
-        block_seek(a, &ring.next, part, F::UNIT);
+        block_seek<F, SIDE>(a, &ring.next, part);
 #pragma unroll 1
-    for (int i = 0; i < a.depth; i++)
-        block_copy<F, BULK>(a, &ring.next, ptx_shared(ring.stages + i * F::UNIT), ring.bars + (uint32_t)i * 8, part,
-                            lane, mine, step);
-    block_fill_tables(F(), memory);
+    for (int i = 0; i < early; i++)
+        block_copy<F, SIDE, BULK>(a, &ring.next, ptx_shared(ring.stages + i * STAGE), ring.bars + (uint32_t)i * 8, part,
+                                  lane, mine, step);
+    block_store_table(F(), memory, table);
     if (a.weights_const)
         ptx_grid_dependency_wait();
     if (!a.records)
         block_make_x<F, TOKENS>(a, memory + F::TABLES);
+    if (SIDE == 2)
+#pragma unroll 1
+        for (int i = early; i < a.depth; i++)
+            block_copy<F, SIDE, BULK>(a, &ring.next, ptx_shared(ring.stages + i * STAGE), ring.bars + (uint32_t)i * 8,
+                                      part, lane, mine, step);
     __syncthreads(); /* orders the writes of x and of tables before their reads */
     if (a.records)   /* two calls, so that each is compiled for its kind of memory */
         block_tiles<F, TOKENS, BULK, 1>(a, memory, &ring, mine);

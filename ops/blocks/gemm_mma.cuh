@@ -142,7 +142,7 @@ static __global__ void __launch_bounds__(PROMPT_THREADS) block_prompt(const __gr
                                ptx_shared(ring + (slot + T::RING - 2) % T::RING * T::STAGE_BYTES));
             mma_copy_commit();
             to_copy = prompt_next(to_copy, a.runs, &copy_part);
-            block_own_scales(F(), unit, lane, &s);
+            block_own_scales(F(), unit, memory, lane, &s);
             block_run_8<F, T::GROUPS, 0>(unit, memory, &s, NULL, run & 1, block_x_at{stage, {NULL, NULL}}, T::RECORD,
                                          lane, acc);
         }

@@ -221,7 +221,7 @@ static __device__ __forceinline__ void gemm_run(const char *unit, const char *ta
     block_scales s;
     float w[2], m[2][2];
 
-    block_own_scales(F(), unit, lane, &s);
+    block_own_scales(F(), unit, tables, lane, &s);
     block_codes(F(), unit, tables, lane, q, codes);
 #pragma unroll
     for (int j = 0; j < 4; j++)

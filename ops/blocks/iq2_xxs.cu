@@ -12,6 +12,7 @@ struct block_iq2_xxs {
     static const int UNIT = 1056;
     static const int CODES = 1024;
     static const int TABLES = 65536;
+    static const int ZEROS = 128; /* between the copies of two entries */
     static const int SMALL = 0;
     static const int X = BLOCK_X_PLAIN;
     static const int OFFSET = 0;
@@ -19,25 +20,33 @@ struct block_iq2_xxs {
     static const int WORDS = 4;
     static const int PAIRS = 1;
     static const int MIXED = 0;
+    static const int APART = 1;
 };
 
 /* Where the magnitudes lie: as a constant in the code, they would be moved to a register before every prmt. */
 enum { BLOCK_IQ2_MAGNITUDES = 255 * 256 + 128 };
 
-/* By whole warps: four threads make an entry and store eight copies each, the lanes to different banks each time. */
-static __device__ __forceinline__ void block_fill_tables(block_iq2_xxs, char *tables)
+/* This thread's first entry, which is asked for before the weights: behind them it would come late. */
+static __device__ __forceinline__ uint32_t block_load_table(block_iq2_xxs)
 {
-    for (int i = threadIdx.x; i < 4 * 256; i += blockDim.x) {
-        const int first = i % 4 * 8, skew = i / 4 % 8;
-        uint32_t x = ridge_iq2_xxs_grid[i / 4];
+    return threadIdx.x < 512 ? ridge_iq2_xxs_grid[threadIdx.x / 2] : 0;
+}
+
+/* Two threads make an entry and store 16 copies each, four at once, the lanes to different banks each time. */
+static __device__ __forceinline__ void block_store_table(block_iq2_xxs, char *tables, uint32_t own)
+{
+    for (uint32_t i = threadIdx.x; i < 512; i += blockDim.x) {
+        uint32_t x = i == threadIdx.x ? own : ridge_iq2_xxs_grid[i / 2];
 
         x = (x | x << 8) & 0x00ff00ff;
         x = (x | x << 4) & 0x0f0f0f0f;
         x = (x | x << 2) & 0x33333333;
 #pragma unroll
-        for (int copy = 0; copy < 8; copy++)
-            *(uint32_t *)(tables + i / 4 * 256 + 4 * (first + (copy ^ skew))) = x;
+        for (uint32_t copy = 0; copy < 4; copy++)
+            *(uint4 *)(tables + i / 2 * 256 + i % 2 * 64 + 16 * (copy ^ i / 2 % 4)) = make_uint4(x, x, x, x);
     }
+    if (threadIdx.x < 32)
+        *(uint32_t *)(tables + block_iq2_xxs::ZEROS + threadIdx.x * 4) = 0;
     if (threadIdx.x == 0)
         *(uint32_t *)(tables + BLOCK_IQ2_MAGNITUDES) = 0x002b1908;
 }
@@ -64,15 +73,16 @@ static __device__ __forceinline__ void block_codes(block_iq2_xxs, const char *un
     }
 }
 
-static __device__ __forceinline__ void block_own_scales(block_iq2_xxs, const char *unit, int lane, block_scales *s)
+static __device__ __forceinline__ void block_own_scales(block_iq2_xxs, const char *unit, const char *, int lane,
+                                                        block_scales *s)
 {
-    const float d = __fmul_rn(ptx_f32_from_f16(*(const uint16_t *)(unit + 1024 + block_own_row(lane) * 2)), 0.125f);
+    const float d = __fmul_rn(ptx_f32_from_f16(*(const uint16_t *)(unit + 1024 + block_own_row(lane) * 2)), 0x1p-30f);
 
 #pragma unroll
     for (int j = 0; j < 4; j++) { /* of the words that block_codes reads */
         const uint4 both = *(const uint4 *)(unit + (j >> 1) * 512 + lane * 16);
 
-        s->w[j] = __fmul_rn(d, (float)(2 * ((j & 1 ? both.w : both.y) >> 28) + 1));
+        s->w[j] = __fmul_rn(d, (float)(((j & 1 ? both.w : both.y) & 0xf0000000u) | 0x08000000u));
     }
 }
 

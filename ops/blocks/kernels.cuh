@@ -20,6 +20,7 @@
         block_##name::UNIT,                                                                                            \
         block_##name::TABLES,                                                                                          \
         block_##name::DEPTH,                                                                                           \
+        BLOCK_SIDE(block_##name, 1),                                                                                   \
         {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)},       \
         {BLOCK_TEAMS_OF(block_##name, 0), BLOCK_TEAMS_OF(block_##name, 1)},                                            \
         {(const void *)block_experts<block_##name, 1>, (const void *)block_experts<block_##name, 8>},                  \

@@ -6,6 +6,7 @@
 typedef struct block_plan {
     int form; /* 0: one token, 1: up to 8, 2: up to 16 */
     int teams, depth;
+    int each;     /* tiles of a team side by side */
     bool records; /* x lies in global memory */
     uint32_t at_ring, at_sums, at_hand, at_bars;
     int64_t bytes;
@@ -58,23 +59,30 @@ static const int form_tokens[3] = {1, 8, 16};
 /* Lays out shared memory for so many teams and stages; returns whether it fits. */
 static bool fits(block_plan *p, const block_kernels *k, int64_t units, int sums, int64_t most)
 {
-    const int64_t x = p->records ? 0 : units * k->record[p->form];
+    const int64_t x = p->records ? 0 : units * k->record[p->form], side = p->form ? 1 : k->side;
 
     p->at_ring = (uint32_t)ridge_round_up(k->tables + x, 128);
-    p->at_sums = (uint32_t)ridge_round_up(p->at_ring + (int64_t)p->teams * 4 * p->depth * k->unit, 128);
+    p->at_sums =
+        (uint32_t)ridge_round_up(p->at_ring + (int64_t)p->teams * 4 * p->depth * side * BLOCK_PITCH(k->unit), 128);
     p->at_hand = p->at_sums + (uint32_t)(p->teams * 2 * sums);
     p->at_bars = p->at_hand + (uint32_t)(p->form ? p->teams * 4 * BLOCK_HAND : 0);
     p->bytes = p->at_bars + (int64_t)p->teams * 4 * BLOCK_MAX_DEPTH * 8;
     return k->tables + x < most && p->bytes <= most;
 }
 
-/* Tiles of a CTA. */
-static int64_t tiles_of(const ridge_device *device, const ridge_problem *problem)
+/* What teams share out: tiles, of gate_up_swiglu pairs of them, or, with `each` = 2, pairs of neighbours. */
+static int64_t work_of(int gate_up, int64_t tiles, int each)
+{
+    return gate_up ? tiles : ridge_ceil_div(tiles, each);
+}
+
+/* That of a CTA. */
+static int64_t tiles_of(const ridge_device *device, const ridge_problem *problem, int each)
 {
     const int64_t tiles = ridge_ceil_div(problem->dim[2], BLOCK_ROWS) +
                           (problem->op == RIDGE_BLOCK_PAIR ? ridge_ceil_div(problem->dim[3], BLOCK_ROWS) : 0);
 
-    return ridge_ceil_div(tiles, device->units);
+    return ridge_ceil_div(work_of(problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU, tiles, each), device->units);
 }
 
 /* What teams have room for in the time that their tiles take. */
@@ -98,12 +106,14 @@ static block_plan plan(const ridge_device *device, const ridge_problem *problem,
 {
     const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
     const int64_t tokens = problem->dim[0], units = block_units(problem->dim[1]), most = host_max_shared(device);
-    const int64_t tiles = tiles_of(device, problem);
     block_plan p = {}, best = {};
-    const int form = tokens == 1 ? 0 : tokens <= 8 ? 1 : 2;
-    const int sums = (problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU ? 2 : 1) * RIDGE_Q8_0_PARTS * form_tokens[form] * 64;
+    const int form = tokens == 1 ? 0 : tokens <= 8 ? 1 : 2, side = form ? 1 : k->side;
+    const int sums = (problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU ? 2 : side) * RIDGE_Q8_0_PARTS * form_tokens[form] * 64;
+    int64_t tiles = tiles_of(device, problem, 1);
 
     p.form = form;
+    p.each = problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU || tiles > k->teams[bulk][form] ? side : 1;
+    tiles = tiles_of(device, problem, p.each);
     p.depth = 2;
     best.bytes = INT64_MAX;
     for (int records = 0; records < 2 && !best.teams; records++) {
@@ -257,6 +267,9 @@ static ridge_status launch_few(const ridge_device *device, const ridge_kernel *k
         return status;
     a.teams = p.teams;
     a.depth = p.depth;
+    a.each = p.each;
+    a.all = a.work;
+    a.work = (int)work_of(a.gate_up, a.work, a.each);
     a.at_ring = p.at_ring;
     a.at_sums = p.at_sums;
     a.at_hand = p.at_hand;

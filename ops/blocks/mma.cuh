@@ -3,14 +3,20 @@
  * A team of four warps computes a tile of 16 rows. Warp w has the units w, w + 4, ... of 256 columns, which are the
  * partitions 2 w and 2 w + 1 of the canonical order. It copies unit after unit, one contiguous piece of memory, into
  * stages of its own in shared memory, by cp.async (16 bytes a lane) or by one bulk copy, `depth` ahead and from one
- * tile into the next; no other warp reads them, so there is no barrier but __syncwarp. Lanes read the codes back as A
- * operands (layout.h).
+ * tile into the next (copies.cuh); no other warp reads them, so there is no barrier but __syncwarp. Lanes read the
+ * codes back as A operands (layout.h).
  *
  * x is the B operand. With several tokens its eight columns are tokens: an instruction has a block's sums of 16 rows.
  * Of one token the columns are the eight blocks of a unit: x of block n is in column n alone, zeros elsewhere, so that
  * eight instructions onto one accumulator leave the sums of 16 rows and 8 blocks, and no lane computes for nothing.
  * Lane 4 g + t owns the scales of row g + 8 (t % 2), run t / 2; with one token it adds up that run of that row, after
  * an exchange with its neighbour, with several it hands the scales to the lanes of its group.
+ *
+ * Formats whose instructions bound one token (APART) have a result for each block instead: columns 0 to 3 are block j
+ * of the first run, columns 4 to 7 of the second, so that lane 4 g + t, whose results are of rows g and g + 8 and of
+ * columns 2 t and 2 t + 1, finds the sums that it owns by a select, without an exchange. (With sub-scales an even
+ * column has the first half of a block, an odd one the second.) Their teams compute two tiles side by side, so that x
+ * and what is around a unit serve both, and the instructions of one fill the waits of the other.
  *
  * Where a sum needs no sub-scales, it starts at 0x4b400000, the bits of 12582912.0f, less an offset times the sum of x:
  * read as a float, less 12582912, it is exactly the integer.
@@ -20,117 +26,22 @@
 #ifndef RIDGE_BLOCKS_MMA_CUH
 #define RIDGE_BLOCKS_MMA_CUH
 
-#include "cuda/mma.cuh"
-#include "cuda/ptx/cluster.cuh"
-#include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/tma.cuh"
+#include "copies.cuh"
 #include "hand.cuh"
 
 enum { BLOCK_TEAM = 128, BLOCK_MAX_DEPTH = 4 };
 /* Teams of a CTA, at most. Warps hide latencies; what bounds them is registers: 128 a thread, with one token and bulk
- * copies 80 (96 with two sums a block), with the sums of 16 tokens 255. */
+ * copies 80 (96 with two sums a block) unless two tiles are side by side, with the sums of 16 tokens 255. */
 #define BLOCK_MAX_TEAMS(F, tokens, bulk)                       \
     ((tokens) > 8                                          ? 2 \
      : (tokens) > 1 && !(bulk) && F::X == BLOCK_X_START_16 ? 3 \
-     : (tokens) > 1 || !(bulk)                             ? 4 \
+     : (tokens) > 1 || !(bulk) || F::APART                 ? 4 \
      : F::X >= BLOCK_X_START_16                            ? 5 \
                                                            : 6)
 #define BLOCK_TEAMS_OF(F, bulk)                                                                \
     {                                                                                          \
         BLOCK_MAX_TEAMS(F, 1, bulk), BLOCK_MAX_TEAMS(F, 8, bulk), BLOCK_MAX_TEAMS(F, 16, bulk) \
     }
-
-/* ----------------------------------------------------------------------------------------------------- bulk copies */
-
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000 /* beyond, Q4_1 spills, and none has been timed */
-enum { BLOCK_HAS_BULK = 1 };
-#else
-enum { BLOCK_HAS_BULK = 0 };
-#endif
-#if !(__CUDA_ARCH__ >= 900) /* for kernels that are compiled without a body */
-static __device__ __forceinline__ void ptx_mbarrier_init(uint32_t, uint32_t)
-{
-}
-static __device__ __forceinline__ void ptx_mbarrier_fence_init(void)
-{
-}
-static __device__ __forceinline__ void ptx_mbarrier_expect(uint32_t, uint32_t)
-{
-}
-static __device__ __forceinline__ void ptx_mbarrier_wait(uint32_t, uint32_t)
-{
-}
-static __device__ __forceinline__ void ptx_bulk_load(uint32_t, const void *, uint32_t, uint32_t)
-{
-}
-static __device__ __forceinline__ bool ptx_elect(void)
-{
-    return false;
-}
-#endif
-
-/* ---------------------------------------------------------------------------------------------------------- weights */
-
-/* The next unit to copy. Where `left` = `tail` it lacks its second run. */
-typedef struct block_loader {
-    int work, sub, left, tail;
-    const uint8_t *from;
-} block_loader;
-
-static __device__ __forceinline__ void block_seek(const block_mma_args &a, block_loader *l, int part, int unit_bytes)
-{
-    const bool second = a.gate_up ? l->sub : l->work >= a.tiles;
-    const int tile = !a.gate_up && second ? l->work - a.tiles : l->work;
-
-    l->from = a.weight[second].tiles + tile * a.weight[second].stride + (int64_t)part * unit_bytes;
-}
-
-/* Copies a unit into a stage. The last unit of a tile may lack its second run: the scales then come to lie where they
- * always do, and what the stage holds of the second run meets scales of zero. */
-template <class F, int BULK>
-static __device__ __forceinline__ void block_copy_unit(const uint8_t *from, bool tail, uint32_t stage, uint32_t bar,
-                                                       int lane)
-{
-    const int codes = tail ? F::CODES / 2 : F::CODES, bytes = codes + F::UNIT - F::CODES;
-
-    if constexpr (BULK) {
-        if (ptx_elect()) {
-            ptx_mbarrier_expect(bar, (uint32_t)bytes);
-            ptx_bulk_load(stage, from, (uint32_t)(tail ? codes : F::UNIT), bar);
-            if (tail)
-                ptx_bulk_load(stage + F::CODES, from + codes, F::UNIT - F::CODES, bar);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < F::UNIT / 16; i += 32) {
-            const int at = (i + lane) * 16;
-
-            if (at < bytes)
-                mma_copy16(stage + (uint32_t)(at < codes ? at : at + F::CODES - codes), from + at, 16);
-        }
-    }
-}
-
-/* Copies the next unit into a stage and advances; left = 0: there is none. */
-template <class F, int BULK>
-static __device__ __forceinline__ void block_copy(const block_mma_args &a, block_loader *l, uint32_t stage,
-                                                  uint32_t bar, int part, int lane, int mine, int step)
-{
-    if (l->left) {
-        block_copy_unit<F, BULK>(l->from, F::SMALL && l->left == l->tail, stage, bar, lane);
-        l->from += 4 * F::UNIT;
-        if (--l->left == 0) {
-            l->sub ^= a.gate_up;
-            l->work += l->sub ? 0 : step;
-            if (l->work < a.work) {
-                l->left = mine;
-                block_seek(a, l, part, F::UNIT);
-            }
-        }
-    }
-    if (!BULK)
-        mma_copy_commit();
-}
 
 /* --------------------------------------------------------------------------------------------------------- products */
 
@@ -227,10 +138,10 @@ static __device__ __forceinline__ void block_columns(int lane, uint32_t *column)
     }
 }
 
-/* A unit times one token: adds to the sum of the run that this lane owns. */
+/* A unit times one token, of one accumulator: adds to the sum of the run that this lane owns. */
 template <class F>
-static __device__ __forceinline__ void block_unit_1(const char *unit, const char *tables, const char *record, int lane,
-                                                    const uint32_t *column, float *acc)
+static __device__ __forceinline__ void block_unit_together(const char *unit, const char *tables, const char *record,
+                                                           int lane, const uint32_t *column, float *acc)
 {
     enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1, OWN = F::X == BLOCK_X_START_16 ? 2 : 1 };
     const int t = lane % 4, odd = t & 1, run = t >> 1;
@@ -271,7 +182,7 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
             block_mma_onto<F>(d[j & 1], codes[j], b);
         }
     }
-    block_own_scales(F(), unit, lane, &s);
+    block_own_scales(F(), unit, tables, lane, &s);
 #pragma unroll
     for (int e = 0; e < 4; e++)
         d[e & 1][0][e] = block_both<F>(d[e & 1][0][e], d[e & 1][SUMS - 1][e]);
@@ -290,6 +201,119 @@ static __device__ __forceinline__ void block_unit_1(const char *unit, const char
         *acc = block_own_step<F>(*acc, &s, j, own[j], scale[j], aux[j]);
 }
 
+/* A block's sums of 16 and 16 columns onto d, from an operand whose even columns have the first half of the block, and
+ * whose odd ones the second. */
+static __device__ __forceinline__ void block_mma_halves(int32_t *d, const uint32_t *a, const uint32_t *b)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* The sums of the run and row that a lane owns, of both halves of a block in one word. v: block_own_x. */
+template <class F>
+static __device__ __forceinline__ void block_sums_apart(const char *unit, const char *tables, const uint4 (*v)[2],
+                                                        int lane, int32_t *own)
+{
+    const bool odd = lane & 1;
+    int32_t d[4][4] = {};
+
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        uint32_t codes[4][F::WORDS];
+
+        block_codes(F(), unit, tables, lane, q, codes);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint4 x = v[q][j >> 1];
+            const uint32_t b[2] = {j & 1 ? x.z : x.x, j & 1 ? x.w : x.y};
+
+            if (F::X == BLOCK_X_SUM_16) {
+                uint32_t first = (lane >> 2 & 5) == 4 * q, last = (lane >> 2 & 5) == 4 * q + 1;
+
+                asm("" : "+r"(first), "+r"(last)); /* or the compiler makes selects of the products */
+                const uint32_t halves[2] = {b[0] * first, b[1] * last};
+
+                block_mma_halves(d[j], codes[j], halves);
+            } else {
+                block_mma_onto<F>(&d[j], codes[j], b);
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        own[j] = block_both<F>(odd ? d[j][2] : d[j][0], odd ? d[j][3] : d[j][1]);
+}
+
+/* x of a unit for results of their own, by runs: columns 0 to 3 of the operand are the first run, the others the
+ * second. With sub-scales both are the same, since halves are masked; else each run is zero in the other one's columns.
+ */
+template <class F>
+static __device__ __forceinline__ void block_own_x(const char *record, const char *tables, int lane, uint4 (*v)[2])
+{
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        const char *x = record + (lane >> 4) * 128;
+
+        if (F::X != BLOCK_X_SUM_16 && lane >> 4 != q)
+            x = tables + F::ZEROS;
+        x += lane % 4 * 16;
+        v[q][0] = *(const uint4 *)x;
+        v[q][1] = *(const uint4 *)(x + 64);
+    }
+}
+
+/* N units, PITCH bytes apart, times one token, of results of their own: adds to the sums acc[n]. */
+template <class F, int N, int PITCH>
+static __device__ __forceinline__ void block_units_1(const char *unit, const char *tables, const char *record, int lane,
+                                                     float *acc)
+{
+    const char *const numbers = record + 256 + (lane >> 1 & 1) * 16; /* of the lane's run */
+    const float4 xs = *(const float4 *)numbers;
+    const float scale[4] = {xs.x, xs.y, xs.z, xs.w};
+    float aux[4][2] = {};
+    uint4 v[2][2];
+
+#pragma unroll
+    for (int k = 0; k < BLOCK_AUX(F::X); k++) {
+        const float4 a = *(const float4 *)(numbers + 32 * (1 + k));
+
+        aux[0][k] = a.x, aux[1][k] = a.y, aux[2][k] = a.z, aux[3][k] = a.w;
+    }
+    block_own_x<F>(record, tables, lane, v);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        int32_t own[4];
+        block_scales s;
+
+        block_sums_apart<F>(unit + n * PITCH, tables, v, lane, own);
+        block_own_scales(F(), unit + n * PITCH, tables, lane, &s);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (F::X == BLOCK_X_SUM_16) {
+                acc[n] = block_own_step<F>(acc[n], &s, j, &own[j], scale[j], aux[j]);
+            } else {
+                const float i =
+                    F::X == BLOCK_X_START ? block_from_start(own[j] + __float_as_int(aux[j][0])) : (float)own[j];
+
+                acc[n] = __fmaf_rn(__fmul_rn(s.w[j], scale[j]), i, acc[n]);
+            }
+        }
+    }
+}
+
+/* A unit times one token. */
+template <class F>
+static __device__ __forceinline__ void block_unit_1(const char *unit, const char *tables, const char *record, int lane,
+                                                    const uint32_t *column, float *acc)
+{
+    if constexpr (F::APART)
+        block_units_1<F, 1, F::UNIT>(unit, tables, record, lane, acc);
+    else
+        block_unit_together<F>(unit, tables, record, lane, column, acc);
+}
+
 /* Where a lane finds x of eight tokens: in a record of all of them, or in records of their own, those of token lane / 4
  * (codes) and of tokens 2 t and 2 t + 1 (numbers). */
 typedef struct block_x_at {
@@ -297,9 +321,12 @@ typedef struct block_x_at {
 } block_x_at;
 
 /* Codes of blocks 2 which and the next, as B operands. */
-template <int OWN> static __device__ __forceinline__ uint4 block_x_codes(const block_x_at &at, int which, int lane)
+template <class F, int OWN>
+static __device__ __forceinline__ uint4 block_x_codes(const block_x_at &at, int which, int lane)
 {
-    if constexpr (OWN) {
+    if constexpr (OWN && F::APART) {
+        return *(const uint4 *)(at.codes + which * 64 + lane % 4 * 16);
+    } else if constexpr (OWN) {
         const char *from = at.codes + which * 64 + lane % 4 * 8;
         const uint2 x = *(const uint2 *)from, y = *(const uint2 *)(from + 32);
 
@@ -386,7 +413,7 @@ static __device__ __forceinline__ void block_run_8(const char *unit, const char 
         for (int tile = 0; tile < TILES; tile++) {
             const block_x_at at = {record.codes + tile * tile_stride, {record.number[0], record.number[1]}};
             const int which = 2 * q + pair;
-            const uint4 x = block_x_codes<OWN>(at, which, lane);
+            const uint4 x = block_x_codes<F, OWN>(at, which, lane);
             float4 number[AUX + 1];
 
 #pragma unroll
@@ -406,7 +433,7 @@ static __device__ __forceinline__ void block_unit_8(const char *unit, const char
 {
     block_scales s;
 
-    block_own_scales(F(), unit, HAND ? block_hand_lane(lane) : lane, &s);
+    block_own_scales(F(), unit, tables, HAND ? block_hand_lane(lane) : lane, &s);
     if constexpr (HAND)
         block_put_scales<F>(&s, lane, hand);
 #pragma unroll
@@ -431,9 +458,19 @@ template <int BULK> static __device__ __forceinline__ void block_wait(uint32_t b
     }
 }
 
-/* Formats without tables. */
-template <class F> static __device__ __forceinline__ void block_fill_tables(F, char *)
+/* Formats without tables, or whose tables need no loads. */
+template <class F> static __device__ __forceinline__ uint32_t block_load_table(F)
 {
+    return 0;
+}
+
+template <class F> static __device__ __forceinline__ void block_store_table(F, char *, uint32_t)
+{
+}
+
+template <class F> static __device__ __forceinline__ void block_fill_tables(F f, char *tables)
+{
+    block_store_table(f, tables, block_load_table(f));
 }
 
 #endif

@@ -9,7 +9,8 @@
 struct block_mxfp4 {
     static const int UNIT = 2176;
     static const int CODES = 2048;
-    static const int TABLES = 128;
+    static const int TABLES = 1280;
+    static const int ZEROS = 128;
     static const int SMALL = 1;
     static const int X = BLOCK_X_START;
     static const int OFFSET = 16;
@@ -17,14 +18,22 @@ struct block_mxfp4 {
     static const int WORDS = 8;
     static const int PAIRS = 0;
     static const int MIXED = 1;
+    static const int APART = 1;
 };
+
+/* Where 2^(e - 128) lies for all e: subnormal numbers would want a branch. */
+enum { BLOCK_MXFP4_SCALES = 256 };
 
 /* The lower halves of both tables, which prmt wants in registers: as constants in the code they would be moved there
  * from uniform registers before every one. */
-static __device__ __forceinline__ void block_fill_tables(block_mxfp4, char *tables)
+static __device__ __forceinline__ void block_store_table(block_mxfp4, char *tables, uint32_t)
 {
     if (threadIdx.x == 0)
         *(uint2 *)tables = make_uint2(0x06040200, 0x0d0e0f10);
+    if (threadIdx.x < 32)
+        *(uint32_t *)(tables + block_mxfp4::ZEROS + threadIdx.x * 4) = 0;
+    for (uint32_t e = threadIdx.x; e < 256; e += blockDim.x)
+        *(float *)(tables + BLOCK_MXFP4_SCALES + e * 4) = ridge_block_e8m0(e);
 }
 
 static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit, const char *tables, int lane, int q,
@@ -49,23 +58,15 @@ static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit
     }
 }
 
-static __device__ __forceinline__ void block_own_scales(block_mxfp4, const char *unit, int lane, block_scales *s)
+static __device__ __forceinline__ void block_own_scales(block_mxfp4, const char *unit, const char *tables, int lane,
+                                                        block_scales *s)
 {
     const uint32_t e =
         *(const uint32_t *)(unit + block_mxfp4::CODES + block_own_row(lane) * 8 + block_own_run(lane) * 4);
 
-    if ((e & 0xfefefefe) - 0x01010101 & ~e & 0x80808080) { /* one below 2 */
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            s->w[j] = ridge_block_e8m0(e >> 8 * j & 255);
-        return;
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const uint32_t less = e - 0x01010101;
-
-        s->w[j] = __uint_as_float((j < 3 ? less << (23 - 8 * j) : less >> 1) & 0x7f800000);
-    }
+    for (int j = 0; j < 4; j++)
+        s->w[j] = *(const float *)(tables + BLOCK_MXFP4_SCALES + ((j ? e >> (8 * j - 2) : e << 2) & 1020));
 }
 
 BLOCK_KERNELS(mxfp4)

@@ -7,6 +7,7 @@ struct block_q2_k {
     static const int UNIT = 1344;
     static const int CODES = 1024;
     static const int TABLES = 0;
+    static const int ZEROS = 0;
     static const int SMALL = 0;
     static const int X = BLOCK_X_SUM_16;
     static const int OFFSET = 0;
@@ -14,6 +15,7 @@ struct block_q2_k {
     static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
+    static const int APART = 1;
 };
 
 static __device__ __forceinline__ void block_codes(block_q2_k, const char *unit, const char *, int lane, int q,
@@ -31,7 +33,8 @@ static __device__ __forceinline__ void block_codes(block_q2_k, const char *unit,
     }
 }
 
-static __device__ __forceinline__ void block_own_scales(block_q2_k, const char *unit, int lane, block_scales *s)
+static __device__ __forceinline__ void block_own_scales(block_q2_k, const char *unit, const char *, int lane,
+                                                        block_scales *s)
 {
     const uint2 v = *(const uint2 *)(unit + 1024 + block_own_row(lane) * 16 + block_own_run(lane) * 8);
     const uint32_t d = *(const uint32_t *)(unit + 1280 + block_own_row(lane) * 4);

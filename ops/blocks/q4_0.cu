@@ -5,6 +5,7 @@ struct block_q4_0 {
     static const int UNIT = 2304;
     static const int CODES = 2048;
     static const int TABLES = 0;
+    static const int ZEROS = 0;
     static const int SMALL = 1;
     static const int X = BLOCK_X_START;
     static const int OFFSET = 8;
@@ -12,6 +13,7 @@ struct block_q4_0 {
     static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
+    static const int APART = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q4_0, const char *unit, const char *, int lane, int q,
@@ -20,7 +22,8 @@ static __device__ __forceinline__ void block_codes(block_q4_0, const char *unit,
     block_nibbles(unit, lane, q, codes);
 }
 
-static __device__ __forceinline__ void block_own_scales(block_q4_0, const char *unit, int lane, block_scales *s)
+static __device__ __forceinline__ void block_own_scales(block_q4_0, const char *unit, const char *, int lane,
+                                                        block_scales *s)
 {
     block_half_scales(unit + block_q4_0::CODES, lane, s);
 }

@@ -5,6 +5,7 @@ struct block_q4_1 {
     static const int UNIT = 2560;
     static const int CODES = 2048;
     static const int TABLES = 0;
+    static const int ZEROS = 0;
     static const int SMALL = 1;
     static const int X = BLOCK_X_SUM;
     static const int OFFSET = 0;
@@ -12,6 +13,7 @@ struct block_q4_1 {
     static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
+    static const int APART = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q4_1, const char *unit, const char *, int lane, int q,
@@ -20,7 +22,8 @@ static __device__ __forceinline__ void block_codes(block_q4_1, const char *unit,
     block_nibbles(unit, lane, q, codes);
 }
 
-static __device__ __forceinline__ void block_own_scales(block_q4_1, const char *unit, int lane, block_scales *s)
+static __device__ __forceinline__ void block_own_scales(block_q4_1, const char *unit, const char *, int lane,
+                                                        block_scales *s)
 {
     const uint4 v = *(const uint4 *)(unit + block_q4_1::CODES + block_own_row(lane) * 32 + block_own_run(lane) * 16);
     const uint32_t pair[4] = {v.x, v.y, v.z, v.w};

@@ -5,6 +5,7 @@ struct block_q5_k {
     static const int UNIT = 2816;
     static const int CODES = 2560;
     static const int TABLES = 0;
+    static const int ZEROS = 0;
     static const int SMALL = 0;
     static const int X = BLOCK_X_SUM;
     static const int OFFSET = 0;
@@ -12,6 +13,7 @@ struct block_q5_k {
     static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
+    static const int APART = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q5_k, const char *unit, const char *, int lane, int q,
@@ -28,7 +30,8 @@ static __device__ __forceinline__ void block_codes(block_q5_k, const char *unit,
     }
 }
 
-static __device__ __forceinline__ void block_own_scales(block_q5_k, const char *unit, int lane, block_scales *s)
+static __device__ __forceinline__ void block_own_scales(block_q5_k, const char *unit, const char *, int lane,
+                                                        block_scales *s)
 {
     block_k_scales(unit + block_q5_k::CODES, lane, s);
 }

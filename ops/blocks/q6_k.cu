@@ -6,6 +6,7 @@ struct block_q6_k {
     static const int UNIT = 3360;
     static const int CODES = 3072;
     static const int TABLES = 0;
+    static const int ZEROS = 0;
     static const int SMALL = 0;
     static const int X = BLOCK_X_START_16;
     static const int OFFSET = 32;
@@ -13,6 +14,7 @@ struct block_q6_k {
     static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
+    static const int APART = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q6_k, const char *unit, const char *, int lane, int q,
@@ -33,7 +35,8 @@ static __device__ __forceinline__ void block_codes(block_q6_k, const char *unit,
     }
 }
 
-static __device__ __forceinline__ void block_own_scales(block_q6_k, const char *unit, int lane, block_scales *s)
+static __device__ __forceinline__ void block_own_scales(block_q6_k, const char *unit, const char *, int lane,
+                                                        block_scales *s)
 {
     const uint2 v = *(const uint2 *)(unit + 3072 + block_own_row(lane) * 16 + block_own_run(lane) * 8);
     const float d = ptx_f32_from_f16(*(const uint16_t *)(unit + 3328 + block_own_row(lane) * 2));

@@ -5,6 +5,7 @@ struct block_q8_0 {
     static const int UNIT = 4352;
     static const int CODES = 4096;
     static const int TABLES = 0;
+    static const int ZEROS = 0;
     static const int SMALL = 1;
     static const int X = BLOCK_X_PLAIN;
     static const int OFFSET = 0;
@@ -12,6 +13,7 @@ struct block_q8_0 {
     static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
+    static const int APART = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q8_0, const char *unit, const char *, int lane, int q,
@@ -30,7 +32,8 @@ static __device__ __forceinline__ void block_codes(block_q8_0, const char *unit,
         }
 }
 
-static __device__ __forceinline__ void block_own_scales(block_q8_0, const char *unit, int lane, block_scales *s)
+static __device__ __forceinline__ void block_own_scales(block_q8_0, const char *unit, const char *, int lane,
+                                                        block_scales *s)
 {
     block_half_scales(unit + block_q8_0::CODES, lane, s);
 }

@@ -1,6 +1,7 @@
 /* records.cuh: x in the form in which the products read it: a record for every 256 columns, with the codes as B
  * operands of mma.m16n8k32, the scales, and what the format's sums need beside them. A record holds eight tokens, or
- * one: then its eight blocks are the columns of the operand, or lanes gather eight tokens out of as many records. */
+ * one: then its blocks are the columns of the operand, or (APART) each is in several of them, or lanes gather eight
+ * tokens out of as many records. */
 #ifndef RIDGE_BLOCKS_RECORDS_CUH
 #define RIDGE_BLOCKS_RECORDS_CUH
 
@@ -18,9 +19,9 @@ typedef enum block_x { BLOCK_X_PLAIN = 0, BLOCK_X_START, BLOCK_X_SUM, BLOCK_X_ST
 /* Where word w (four columns) of block b and token n lies in a record. */
 template <class F, int TOKENS> static __device__ __forceinline__ int block_word_at(int b, int n, int t, int half)
 {
-    if (TOKENS == 1)
+    if (TOKENS == 1 && !F::APART)
         return b * 32 + t * 8 + half * 4;
-    return (b >> 1) * 512 + n * 64 + t * 16 + (b & 1) * 8 + half * 4;
+    return (TOKENS == 1 ? (b >> 1) * 64 : (b >> 1) * 512 + n * 64) + t * 16 + (b & 1) * 8 + half * 4;
 }
 
 /* Where number k of block b and token n lies: k = 0 is the scale. */
