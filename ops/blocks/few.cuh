@@ -164,13 +164,16 @@ static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char
     }
 }
 
+/* Stages of weights that are asked for before x, which comes behind them; 0: all. */
+#define BLOCK_EARLY(F, tokens) ((tokens) > 8 ? 0 : BLOCK_SIDE(F, tokens) == 2 ? 1 : 2)
+
 template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void block_product(const block_mma_args &a)
 {
     enum { SIDE = BLOCK_SIDE(F, TOKENS), STAGE = SIDE * BLOCK_PITCH(F::UNIT) };
     extern __shared__ __align__(128) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % 4;
     const int step = (int)gridDim.x * a.teams, mine = (a.units - part + 3) / 4;
-    const int early = SIDE == 2 ? 1 : a.depth; /* stages asked for before x, which comes behind them */
+    const int early = BLOCK_EARLY(F, TOKENS) ? BLOCK_EARLY(F, TOKENS) : a.depth;
     uint32_t base = ptx_shared(shared), table;
     char *memory;
     block_ring ring = {NULL, 0, 0, 0, {(int)blockIdx.x + warp / 4 * (int)gridDim.x, 0, mine, -1, {NULL, NULL}}};
@@ -204,7 +207,7 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
         ptx_grid_dependency_wait();
     if (!a.records)
         block_make_x<F, TOKENS>(a, memory + F::TABLES);
-    if (SIDE == 2)
+    if (BLOCK_EARLY(F, TOKENS))
 #pragma unroll 1
         for (int i = early; i < a.depth; i++)
             block_copy<F, SIDE, BULK>(a, &ring.next, ptx_shared(ring.stages + i * STAGE), ring.bars + (uint32_t)i * 8,
