@@ -364,6 +364,8 @@ static __global__ void __launch_bounds__(LARGE_THREADS, CTAS) gemm_large(const _
 {
     extern __shared__ __align__(128) uint8_t shared[];
 
+    if (!MMA_RUNS(KIND))
+        return;
     if constexpr (KIND == KIND_CONVERT && WIDTH == 48)
         if (mma_scale_of_tiles(p)) {
             mma_large_tile<KIND, E5_A, E5_B, WIDTH, true>(p, blockIdx.x, shared);
@@ -482,6 +484,8 @@ static __global__ void __launch_bounds__(256, TOKENS < 32 ? 2 : 1) gemm_small(co
     const int row = blockIdx.x % p.tiles_m * TOKENS, col = blockIdx.x / p.tiles_m * SMALL_N;
     mma_small_stage<TOKENS> *mine = &s->stage[warp * p.stages];
 
+    if (!MMA_RUNS(KIND))
+        return;
     if (threadIdx.x < SMALL_N + TOKENS)
         s->nan_b[threadIdx.x] = 0; /* nan_a follows */
     if (p.scale_last)

@@ -9,6 +9,13 @@
 enum { KIND_DECODE = 0, KIND_CONVERT, KIND_FP8 };
 enum { BK = 128 };
 
+/* Kernels that no launch picks on a GPU have no body there: before sm_89, all but those that decode. */
+#if __CUDA_ARCH__ >= 890
+#define MMA_RUNS(kind) true
+#else
+#define MMA_RUNS(kind) ((kind) == KIND_DECODE)
+#endif
+
 template <int KIND, int E5M2> static __device__ __forceinline__ void mma_expand(uint32_t w, uint32_t *x, uint32_t *y)
 {
 #if __CUDA_ARCH__ >= 890

@@ -97,6 +97,9 @@ template <int KIND, int E5_A, int E5_B>
 static __global__ void __launch_bounds__(LARGE_THREADS, 2) gemm_split(const __grid_constant__ mma_split_args q)
 {
     extern __shared__ __align__(128) uint8_t shared[];
+
+    if (!MMA_RUNS(KIND))
+        return;
     const mma_args &p = q.p;
     mma_split_memory *s = (mma_split_memory *)shared;
     const int share = blockIdx.x % q.split, col = blockIdx.x / q.split * SPLIT_N, count = PARTS / q.split;
