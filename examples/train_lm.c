@@ -4,6 +4,8 @@
  *
  *     train_lm [FILE [STEPS [DEVICE]]]          default: this source, 60 steps, cpu
  *
+ * Its path is the compiler's: relative to the build folder if ccache has CCACHE_BASEDIR.
+ *
  * Before the first update the loss and every gradient are compared with a float64 forward pass that shares no code with
  * the float one, and its central differences. The exit status says whether they agree, and whether the loss fell. */
 #include <math.h>
@@ -569,7 +571,7 @@ int main(int argc, char **argv)
     model *m;
 
     if (size < 2 * CONTEXT)
-        fail("the text cannot be read, or is too short");
+        fail("the text cannot be read, or is too short; name a file");
     start(argc > 3 ? argv[3] : "cpu");
     p = take(sizeof *p);
     grad = take(sizeof *grad);
