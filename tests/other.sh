@@ -10,17 +10,22 @@ configure() {
 }
 case $3 in
 clang)
-    target=ridge_tool
-    configure -DCMAKE_C_COMPILER=clang -DBUILD_TESTING=OFF
-    "$dir/ridge" test --quick --once --device cpu --quiet --part 1/6 # a case's oracle takes most of the time
+    ridge=$2/wheel/site/ridge/bin/ridge # clang's, by python.sh
+    if ! [ -x "$ridge" ]; then # without Python's packages
+        target=ridge_tool ridge=$dir/ridge
+        configure -DCMAKE_C_COMPILER=clang -DBUILD_TESTING=OFF
+    fi
+    "$ridge" test --quick --once --device cpu --quiet --part 1/6 # a case's oracle takes most of the time
     ;;
 sanitizers)
     target=sanitized
-    configure -DCMAKE_C_COMPILER=clang -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined
+    level=
+    ! grep -qs avx2 /proc/cpuinfo || level=avx2
+    configure -DCMAKE_C_COMPILER=clang -DRIDGE_FUZZ=ON -DRIDGE_SANITIZE=address,undefined -DRIDGE_SANITIZE_SIMD=$level
     ;;
 asan)
     dir=$2/other-sanitizers device=cpu
-    ! grep -qs avx2 /proc/cpuinfo || device=cpu:avx2 # avx512's rows are the same sources, and time is short
+    ! grep -qs avx2 /proc/cpuinfo || device=cpu:avx2 # avx512's rows are the same sources, and were built unchecked
     # Every fourth case of vector rows: 370 CPU seconds for all. rows.cpu runs them all without a sanitizer.
     "$dir/ridge" test --quick --once --device $device --quiet --kernel '*avx*' --part 1/4
     # Of ops with such rows every fifth case in plain C, which takes longest: 41 of 49 CPU seconds of gemm_fp8's.
