@@ -24,6 +24,8 @@ static __global__ void __launch_bounds__(TILE_THREADS,
     bool whole;
     int2 tile;
 
+    if (!TILE_HAS(SOURCE))
+        return;
     ptx_grid_dependency_wait();
     tile = p.tile[tr];
     ptx_launch_dependents();
@@ -159,12 +161,12 @@ static uint32_t strip_of(const ridge_call *call, const group_args *p)
     return (uint32_t)ridge_min(ridge_max(STRIP_BYTES / ridge_max(column, 1), 1), p->q.across);
 }
 
-/* As swiglu_quantize's: two tensors, SiLU, default options but the rows' scales, where the registers leave two CTAs. */
+/* As swiglu_quantize's: two tensors, SiLU, default options but the rows' scales, where there are kernels for it. */
 static int source_of(const ridge_device *device, const ridge_bound *bound)
 {
     if (bound->call.op != RIDGE_MOE_SWIGLU_QUANTIZE)
         return OF_X;
-    return device->arch >= RIDGE_ARCH_SM90 && device->arch <= RIDGE_ARCH_SM103 && bound->problem.plain &&
+    return device->arch >= TILE_SILU_FIRST && device->arch <= TILE_SILU_LAST && bound->problem.plain &&
                    !(bound->call.flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED))
                ? OF_PLAIN
                : OF_SWIGLU;

@@ -17,11 +17,11 @@ typedef struct bwd_args {
 
 /* swiglu_bwd of an element: gate becomes dgate and up dup; returns its term of drow. */
 template <int ACT>
-static __device__ __forceinline__ float bwd_element(const quantize_args &q, const ridge_swiglu_options &o, float dout,
+static __device__ __forceinline__ float bwd_element(uint32_t flags, const ridge_swiglu_options &o, float dout,
                                                     float scale, float *gate, float *up)
 {
     const float b = ridge_swiglu_up(*up, o), dy = ridge_swiglu_scale(dout, scale, o);
-    float dh, h = ridge_act_bwd(ACT < 0 ? q.flags & RIDGE_ACTIVATION : (unsigned)ACT, ridge_swiglu_gate(*gate, o),
+    float dh, h = ridge_act_bwd(ACT < 0 ? flags & RIDGE_ACTIVATION : (unsigned)ACT, ridge_swiglu_gate(*gate, o),
                                 o.alpha, &dh);
 
     *up = ridge_swiglu_dup(dy * h, *up, o);
@@ -29,16 +29,14 @@ static __device__ __forceinline__ float bwd_element(const quantize_args &q, cons
     return dout * ridge_swiglu_drow(h, b, o);
 }
 
-/* The options of a call; PLAIN: constants, as ridge_swiglu_resolve leaves them. */
-template <bool PLAIN> static __device__ __forceinline__ ridge_swiglu_options bwd_options(const quantize_args &q)
+/* The default options as ridge_swiglu_resolve leaves them. */
+static __device__ __forceinline__ ridge_swiglu_options bwd_defaults(void)
 {
-    ridge_swiglu_options o = q.o;
+    ridge_swiglu_options o = {};
 
-    if (PLAIN) {
-        o.gate_mul = o.down_mul = o.alpha = 1.0f;
-        o.up_offset = -0.0f;
-        o.limit = __int_as_float(0x7f800000);
-    }
+    o.gate_mul = o.down_mul = o.alpha = 1.0f;
+    o.up_offset = -0.0f;
+    o.limit = __int_as_float(0x7f800000);
     return o;
 }
 
@@ -52,9 +50,31 @@ static __device__ __forceinline__ void bwd_store_part(const bwd_args &p, int tc,
         p.part[tc * p.g.pairs + row] = sum;
 }
 
+/* 8 columns of a row of the outputs, of which the first `inside` exist and the first `left` are dgate's, the others
+ * dup's. In and out: x has gate and becomes the outputs. A call, since it holds all activations. */
+typedef struct bwd_columns {
+    float x[8], up[8], dout[8], sum;
+} bwd_columns;
+
+static __device__ __noinline__ bwd_columns bwd_any_columns(bwd_columns c, int inside, int left, uint32_t flags,
+                                                           ridge_swiglu_options o, float scale)
+{
+    c.sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float a = c.x[j], b = c.up[j];
+        const float term = bwd_element<-1>(flags, o, c.dout[j], scale, &a, &b);
+
+        c.sum = j < inside && j < left ? c.sum + term : c.sum;
+        c.x[j] = j >= inside ? 0.0f : j < left ? a : b;
+    }
+    return c;
+}
+
 /* One tile of the outputs, whatever its size, element by element. */
 template <int DTYPE, bool DUAL>
-static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_any(const __grid_constant__ bwd_args p)
+static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(DTYPE == RIDGE_F32 ? 1 : 2))
+    bwd_any(const __grid_constant__ bwd_args p)
 {
     enum { COL = DUAL ? QUANTIZE_ROW128 : QUANTIZE_ABSENT };
     __shared__ __align__(16) tile_memory m;
@@ -76,51 +96,55 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_any(c
         const int64_t row = tile.x + mine + i;
         const bool has = mine + i < tile.y;
         const float scale = has ? tile_row_scale(q, row) : 1.0f;
-        float x[8], sum = 0.0f;
+        const int inside = has ? (int)min(q.cols - col, (int64_t)8) : 0, left = (int)min(p.cols - col, (int64_t)8);
+        bwd_columns c;
 
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            const bool second = col + j >= p.cols, inside = has && col + j < q.cols;
-            const int64_t at = col + j - (second ? p.cols : 0);
-            float a = inside ? num_load<DTYPE>(q.x, row * q.stride + at) : 0.0f;
-            float b = inside ? num_load<DTYPE>(q.up, row * q.up_stride + at) : 0.0f;
-            const float y = inside ? num_load<DTYPE>(p.dout, row * p.dout_stride + at) : 0.0f;
-            const float term = bwd_element<-1>(q, q.o, y, scale, &a, &b);
+            const int64_t at = col + j - (j < left ? 0 : p.cols);
 
-            sum = inside && !second ? sum + term : sum;
-            x[j] = inside ? second ? b : a : 0.0f;
+            c.x[j] = j < inside ? num_load<DTYPE>(q.x, row * q.stride + at) : 0.0f;
+            c.up[j] = j < inside ? num_load<DTYPE>(q.up, row * q.up_stride + at) : 0.0f;
+            c.dout[j] = j < inside ? num_load<DTYPE>(p.dout, row * p.dout_stride + at) : 0.0f;
         }
+        c = bwd_any_columns(c, inside, left, q.flags, q.o, scale);
         if (p.drow && tc * 128 < p.cols) /* of all lanes or none */
-            bwd_store_part(p, tc, row, has, sum);
-#pragma unroll
-        for (int k = 0; k < QUANTIZE_WORDS(DTYPE); k++)
-            raw[i][k] =
-                DTYPE == RIDGE_F32 ? __float_as_uint(x[k % 8]) : num_pack2<DTYPE>(x[2 * k % 8], x[(2 * k + 1) % 8]);
+            bwd_store_part(p, tc, row, has, c.sum);
+        tile_round<DTYPE>(c.x, raw[i]);
     }
     tile_finish<DTYPE, QUANTIZE_ROW128, COL, false>(q, m, raw, tr, tc, false);
 }
 
-/* swiglu_bwd of 8 elements of a row in registers: gate becomes dgate and up dup, rounded; returns their sum for drow.
- */
-template <int DTYPE, bool PLAIN>
-static __device__ __forceinline__ float bwd_row(const quantize_args &q, float scale, const uint32_t *dout,
-                                                uint32_t *gate, uint32_t *up)
-{
-    const ridge_swiglu_options o = bwd_options<PLAIN>(q);
-    float y[8], a[8], b[8], sum = 0.0f;
+typedef struct bwd_words {
+    uint32_t dout[4], gate[4], up[4];
+    float sum;
+} bwd_words;
 
-    quantize_unpack<DTYPE>(dout, y);
-    quantize_unpack<DTYPE>(gate, a);
-    quantize_unpack<DTYPE>(up, b);
+/* swiglu_bwd of 8 elements of a row in registers: gate becomes dgate and up dup, rounded, and sum their term of drow.
+ */
+template <int DTYPE, int ACT>
+static __device__ __forceinline__ bwd_words bwd_row(bwd_words w, uint32_t flags, const ridge_swiglu_options &o,
+                                                    float scale)
+{
+    float y[8], a[8], b[8];
+
+    quantize_unpack<DTYPE>(w.dout, y);
+    quantize_unpack<DTYPE>(w.gate, a);
+    quantize_unpack<DTYPE>(w.up, b);
+    w.sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        sum += bwd_element < PLAIN ? (int)RIDGE_SILU : -1 > (q, o, y[j], scale, &a[j], &b[j]);
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        gate[k] = num_pack2<DTYPE>(a[2 * k], a[2 * k + 1]);
-        up[k] = num_pack2<DTYPE>(b[2 * k], b[2 * k + 1]);
-    }
-    return sum;
+        w.sum += bwd_element<ACT>(flags, o, y[j], scale, &a[j], &b[j]);
+    tile_round<DTYPE>(a, w.gate);
+    tile_round<DTYPE>(b, w.up);
+    return w;
+}
+
+/* The same with any option: a call, as above. */
+template <int DTYPE>
+static __device__ __noinline__ bwd_words bwd_any_row(bwd_words w, uint32_t flags, ridge_swiglu_options o, float scale)
+{
+    return bwd_row<DTYPE, -1>(w, flags, o, scale);
 }
 
 /* 16-bit elements, aligned, and a width that is a multiple of 128: a CTA both tiles of 128 columns. For rows that the
@@ -146,16 +170,15 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_pair(
         return;
 #pragma unroll
     for (int first = 0; first < TILE_ROWS; first += TOGETHER) {
-        uint32_t dout[TOGETHER][4], up[TOGETHER][4];
-        float sum[TOGETHER];
+        bwd_words w[TOGETHER];
 
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
             const int64_t row = tile.x + min(mine + first + i, tile.y - 1);
 
-            quantize_load<DTYPE>(p.g.q.x + (row * p.g.q.stride + col) * 2, 8, true, gate[first + i]);
-            quantize_load<DTYPE>(p.g.q.up + (row * p.g.q.up_stride + col) * 2, 8, true, up[i]);
-            quantize_load<DTYPE>(p.dout + (row * p.dout_stride + col) * 2, 8, true, dout[i]);
+            quantize_load<DTYPE>(p.g.q.x + (row * p.g.q.stride + col) * 2, 8, true, w[i].gate);
+            quantize_load<DTYPE>(p.g.q.up + (row * p.g.q.up_stride + col) * 2, 8, true, w[i].up);
+            quantize_load<DTYPE>(p.dout + (row * p.dout_stride + col) * 2, 8, true, w[i].dout);
         }
         /* A branch in every step, so that the loads of the next ones, for which there are no registers, stay behind it.
          */
@@ -164,8 +187,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_pair(
         for (int i = 0; i < TOGETHER; i++) {
             const float scale = tile_row_scale(p.g.q, tile.x + min(mine + first + i, tile.y - 1));
 
-            sum[i] = plain ? bwd_row<DTYPE, true>(p.g.q, scale, dout[i], gate[first + i], up[i])
-                           : bwd_row<DTYPE, false>(p.g.q, scale, dout[i], gate[first + i], up[i]);
+            w[i] = plain ? bwd_row<DTYPE, RIDGE_SILU>(w[i], 0, bwd_defaults(), scale)
+                         : bwd_any_row<DTYPE>(w[i], p.g.q.flags, p.g.q.o, scale);
         }
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
@@ -173,17 +196,17 @@ static __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS(2)) bwd_pair(
 
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                gate[first + i][k] = has ? gate[first + i][k] : 0;
-                up[i][k] = has ? up[i][k] : 0;
+                gate[first + i][k] = has ? w[i].gate[k] : 0;
+                w[i].up[k] = has ? w[i].up[k] : 0;
             }
             if (p.drow)
-                bwd_store_part(p, tc, tile.x + mine + first + i, has, sum[i]);
+                bwd_store_part(p, tc, tile.x + mine + first + i, has, w[i].sum);
             if (first + i < HELD)
-                held[first + i][threadIdx.x] = make_uint4(up[i][0], up[i][1], up[i][2], up[i][3]);
+                held[first + i][threadIdx.x] = make_uint4(w[i].up[0], w[i].up[1], w[i].up[2], w[i].up[3]);
             else
 #pragma unroll
                 for (int k = 0; k < 4; k++)
-                    last[first + i - HELD][k] = up[i][k];
+                    last[first + i - HELD][k] = w[i].up[k];
         }
     }
     q = p.g.q; /* not before: it would take registers from the loads */

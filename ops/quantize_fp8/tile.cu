@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(TILE_THREADS,
                                          SOURCE == FROM_SILU ? 2 : TILE_BLOCKS(BLOCKS(DTYPE, COL, SOURCE)))
     quantize_tile(const __grid_constant__ quantize_args p)
 {
-    constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? TILE_ROWS : DTYPE == RIDGE_F32 ? 2 : 4;
+    constexpr int W = QUANTIZE_WORDS(DTYPE), TOGETHER = SOURCE == FROM_X ? TILE_ROWS : DTYPE == RIDGE_F32 ? 1 : 4;
     constexpr int SIZE = DTYPE == RIDGE_F32 ? 4 : 2;
     constexpr uint32_t DEEP = BUNDLE(COL, SOURCE);
     constexpr bool SUMS = SOURCE == FROM_X && COL != QUANTIZE_ABSENT;
@@ -53,6 +53,8 @@ static __global__ void __launch_bounds__(TILE_THREADS,
     const int row = tr * 128 + warp * 16 + lane / 16 * 8, col = tc * 128 + (lane & 15) * 8;
     uint32_t raw[TILE_ROWS][W];
 
+    if (!TILE_HAS(SOURCE))
+        return;
     if (COL == QUANTIZE_ABSENT)
         quantize_wait();
     else
@@ -197,10 +199,10 @@ static ridge_status prepare(const ridge_device *device)
     return status ? status : host_load(device, &sums, 1, "quantize: loading kernels");
 }
 
-/* SiLU of two tensors and nothing else, on a device where that kernel's registers leave two blocks a multiprocessor. */
+/* SiLU of two tensors and nothing else, on a device that has kernels for it. */
 static bool is_plain_silu(const ridge_device *device, const ridge_problem *problem)
 {
-    return device->arch >= RIDGE_ARCH_SM90 && device->arch <= RIDGE_ARCH_SM103 && problem->plain &&
+    return device->arch >= TILE_SILU_FIRST && device->arch <= TILE_SILU_LAST && problem->plain &&
            problem->dtype[RIDGE_SWIGLU_QUANTIZE_ROW_SCALE] == RIDGE_NONE &&
            !(problem->flags & (RIDGE_ACTIVATION | RIDGE_ROUND_GATE | RIDGE_INTERLEAVED));
 }

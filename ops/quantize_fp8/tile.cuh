@@ -21,8 +21,26 @@ enum { TILE_THREADS = 256, TILE_WARPS = TILE_THREADS / 32, TILE_ROWS = 8 };
 #define TILE_BLOCKS(hopper) 1
 #endif
 
+/* The format is branched on once, around all codes: a choice at each conversion would cost both formats instructions.
+ * Where a conversion is a call with the format as an argument, one copy of the code serves both. */
+#if __CUDA_ARCH__ >= 890
+enum { TILE_BY_FORMAT = 1 };
+#else
+enum { TILE_BY_FORMAT = 0 };
+#endif
+
 /* What a tile's elements are: x; SiLU(gate) * up, times a row's scale where there are some; SwiGLU with any option. */
 enum { FROM_X = 0, FROM_SILU, FROM_SWIGLU };
+
+/* Whether a GPU has kernels FROM_SILU: where their registers leave two blocks a multiprocessor. Elsewhere they have no
+ * body, and no launch picks them. */
+#define TILE_SILU_FIRST RIDGE_ARCH_SM90
+#define TILE_SILU_LAST RIDGE_ARCH_SM103
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+#define TILE_HAS(source) true
+#else
+#define TILE_HAS(source) ((source) != FROM_SILU)
+#endif
 
 /* 17 KB a block. It is kept small because L1, where the loads in flight lie, has the rest of the SM's 256 KB. */
 typedef struct tile_memory {
@@ -63,6 +81,50 @@ static __device__ __forceinline__ float tile_row_scale(const quantize_args &p, i
     return p.row_scale ? p.row_scale[row] : 1.0f;
 }
 
+/* The words of 8 columns of a row: of gate and of up, or of pairs in both with RIDGE_INTERLEAVED. */
+template <int DTYPE> struct tile_words {
+    uint32_t a[QUANTIZE_WORDS(DTYPE)], b[QUANTIZE_WORDS(DTYPE)];
+};
+
+template <int DTYPE> static __device__ __forceinline__ void tile_round(const float *x, uint32_t *words)
+{
+#pragma unroll
+    for (int k = 0; k < QUANTIZE_WORDS(DTYPE); k++)
+        words[k] = DTYPE == RIDGE_F32 ? __float_as_uint(x[k % 8]) : num_pack2<DTYPE>(x[2 * k % 8], x[(2 * k + 1) % 8]);
+}
+
+/* swiglu_fwd with any option; the result is in a, the columns from n on are 0. A call, since it holds all activations
+ * and a tile has eight rows. */
+template <int DTYPE>
+static __device__ __noinline__ tile_words<DTYPE> tile_any_swiglu(tile_words<DTYPE> w, int n, uint32_t flags,
+                                                                 ridge_swiglu_options o, float scale)
+{
+    float g[8], u[8];
+
+    quantize_unpack<DTYPE>(w.a, g);
+    quantize_unpack<DTYPE>(w.b, u);
+    if (flags & RIDGE_INTERLEAVED) {
+        float x[16];
+
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = g[i], x[8 + i] = u[i];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            g[i] = x[2 * i], u[i] = x[2 * i + 1];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float h = ridge_act_fwd(flags & RIDGE_ACTIVATION, ridge_swiglu_gate(g[i], o), o.alpha);
+
+        if (flags & RIDGE_ROUND_GATE)
+            h = num_round<DTYPE>(h);
+        g[i] = i < n ? ridge_swiglu_scale(h * ridge_swiglu_up(u[i], o), scale, o) : 0.0f;
+    }
+    tile_round<DTYPE>(g, w.a);
+    return w;
+}
+
 /* swiglu_fwd of 8 columns, rounded to the dtype as swiglu_fwd would store it; the result is in a. Columns from n on
  * become 0. A NaN is not made canonical: all codes of its group are 7F whatever its bits. */
 template <int DTYPE, int SOURCE>
@@ -70,44 +132,26 @@ static __device__ __forceinline__ void tile_swiglu(const quantize_args &p, int64
                                                    const uint32_t *b)
 {
     const float scale = tile_row_scale(p, row);
-    float g[8], u[8];
 
-    quantize_unpack<DTYPE>(a, g);
-    quantize_unpack<DTYPE>(b, u);
     if (SOURCE == FROM_SILU) {
+        float g[8], u[8];
+
+        quantize_unpack<DTYPE>(a, g);
+        quantize_unpack<DTYPE>(b, u);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             g[i] = i < n ? ridge_act_fwd(RIDGE_SILU, g[i], 1.0f) * u[i] * scale : 0.0f;
+        tile_round<DTYPE>(g, a);
     } else {
-        const uint32_t act = p.flags & RIDGE_ACTIVATION;
-
-        if (p.flags & RIDGE_INTERLEAVED) {
-            float x[16];
+        tile_words<DTYPE> w;
 
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                x[i] = g[i], x[8 + i] = u[i];
+        for (int k = 0; k < QUANTIZE_WORDS(DTYPE); k++)
+            w.a[k] = a[k], w.b[k] = b[k];
+        w = tile_any_swiglu<DTYPE>(w, n < 8 ? (int)n : 8, p.flags, p.o, scale);
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                g[i] = x[2 * i], u[i] = x[2 * i + 1];
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float h = ridge_act_fwd(act, ridge_swiglu_gate(g[i], p.o), p.o.alpha);
-
-            if (p.flags & RIDGE_ROUND_GATE)
-                h = num_round<DTYPE>(h);
-            g[i] = i < n ? ridge_swiglu_scale(h * ridge_swiglu_up(u[i], p.o), scale, p.o) : 0.0f;
-        }
-    }
-    if (DTYPE == RIDGE_F32) {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            a[i] = __float_as_uint(g[i]);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            a[i] = num_pack2<DTYPE>(g[2 * i], g[2 * i + 1]);
+        for (int k = 0; k < QUANTIZE_WORDS(DTYPE); k++)
+            a[k] = w.a[k];
     }
 }
 
@@ -348,18 +392,16 @@ static __device__ __forceinline__ void tile_rows(const quantize_args &p, const u
     }
 }
 
-/* The codes that need the scales of the whole tile: rows with the block's one scale, and the transposed form. The
- * caller branches on the format once, around all of them: a choice at each conversion would cost both formats
- * instructions. */
-template <int DTYPE, int ROW, int COL, int E5M2>
-static __device__ __forceinline__ void tile_scaled_codes(const quantize_args &p, tile_memory &m,
-                                                         const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], float block,
-                                                         int tc, int row, int col, bool inside, int warp, int lane)
+/* The codes that need the scales of the whole tile: rows with the block's one scale, and the transposed form. */
+template <int DTYPE, int ROW, int COL>
+static __device__ __forceinline__ void
+tile_scaled_codes(const quantize_args &p, tile_memory &m, const uint32_t (*raw)[QUANTIZE_WORDS(DTYPE)], float block,
+                  int tc, int row, int col, bool inside, bool e5m2, int warp, int lane)
 {
     if (ROW == QUANTIZE_BLK128)
-        tile_rows<DTYPE>(p, raw, 0, false, block, tc, row, col, inside, E5M2, lane);
+        tile_rows<DTYPE>(p, raw, 0, false, block, tc, row, col, inside, e5m2, lane);
     if (COL != QUANTIZE_ABSENT)
-        tile_transpose<DTYPE>(m, raw, COL == QUANTIZE_ROW128, ridge_fp8_reciprocal(block), E5M2, warp, lane);
+        tile_transpose<DTYPE>(m, raw, COL == QUANTIZE_ROW128, ridge_fp8_reciprocal(block), e5m2, warp, lane);
 }
 
 /* A barrier of all threads of a tile. */
@@ -392,7 +434,9 @@ static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_
             most[i] = quantize_amax8<DTYPE>(raw[i]);
         const uint32_t amax = tile_butterfly<DTYPE>(most, lane);
 
-        if (p.e5m2)
+        if (!TILE_BY_FORMAT)
+            tile_rows<DTYPE>(p, raw, amax, true, 0.0f, tc, row, col, inside, p.e5m2, lane);
+        else if (p.e5m2)
             tile_rows<DTYPE>(p, raw, amax, true, 0.0f, tc, row, col, inside, true, lane);
         else
             tile_rows<DTYPE>(p, raw, amax, true, 0.0f, tc, row, col, inside, false, lane);
@@ -422,10 +466,12 @@ static __device__ __forceinline__ void tile_finish(const quantize_args &p, tile_
         if (threadIdx.x == 0 && COL == QUANTIZE_BLK128)
             p.col.scale[tc * p.col.ld + tr] = block;
     }
-    if (p.e5m2)
-        tile_scaled_codes<DTYPE, ROW, COL, 1>(p, m, raw, block, tc, row, col, inside, warp, lane);
+    if (!TILE_BY_FORMAT)
+        tile_scaled_codes<DTYPE, ROW, COL>(p, m, raw, block, tc, row, col, inside, p.e5m2, warp, lane);
+    else if (p.e5m2)
+        tile_scaled_codes<DTYPE, ROW, COL>(p, m, raw, block, tc, row, col, inside, true, warp, lane);
     else
-        tile_scaled_codes<DTYPE, ROW, COL, 0>(p, m, raw, block, tc, row, col, inside, warp, lane);
+        tile_scaled_codes<DTYPE, ROW, COL>(p, m, raw, block, tc, row, col, inside, false, warp, lane);
     if (COL == QUANTIZE_ABSENT)
         return;
     tile_sync(); /* m.codes before other warps read them */
