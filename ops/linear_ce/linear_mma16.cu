@@ -70,7 +70,7 @@ static ridge_status logits(const ce_job *j, int what, bool sums)
     choose_strips(j, &g);
     if (what == CE_STATS)
         return ce16_logits_launch(j, options ? CE16_STATS_FULL : CE16_STATS, &g);
-    return ce16_logits_launch(j, p->dentropy ? CE16_PROBS_BEND : options ? CE16_PROBS_OPTIONS : CE16_PROBS, &g);
+    return ce16_logits_launch(j, options || p->dentropy ? CE16_PROBS_OPTIONS : CE16_PROBS, &g);
 }
 
 static ridge_status grads(const ce_job *j, ce_grads *g)

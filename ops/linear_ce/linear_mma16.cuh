@@ -19,7 +19,7 @@ typedef struct ce16_logits {
     int mixed, sums;   /* sigma; CE_PROBS: also the sum of E */
 } ce16_logits;
 
-enum { CE16_STATS = 0, CE16_PROBS, CE16_STATS_FULL, CE16_PROBS_OPTIONS, CE16_SAMPLE, CE16_PROBS_BEND, CE16_LOGITS };
+enum { CE16_STATS = 0, CE16_PROBS, CE16_STATS_FULL, CE16_PROBS_OPTIONS, CE16_SAMPLE, CE16_LOGITS };
 
 ridge_status ce16_logits_launch(const ce_job *j, int what, ce16_logits *g);
 ridge_status ce16_logits_prepare(const ridge_device *device);

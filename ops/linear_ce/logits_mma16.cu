@@ -4,14 +4,15 @@
  *     CE16_STATS          maximum and sum of each row, a part a strip
  *     CE16_STATS_FULL     the same with bias, softcap and temperature, and the sums of ce_more
  *     CE16_PROBS          P^T and the sum of E
- *     CE16_PROBS_OPTIONS  the same with every option; CE16_PROBS_BEND: and with the gradient of the entropy
+ *     CE16_PROBS_OPTIONS  the same with every option and the gradient of the entropy
  *     CE16_SAMPLE         u of a sample of the classes, with split-K
  *
  * The targets' logits are stored too. Warp w has classes 64 (w / 2) and tokens 64 (w % 2) of the tile on; thread
  * (g, t) = (lane / 4, lane % 4) has class 16 i + g + 8 (q / 2) and token 8 j + 2 t + q % 2 of those in acc[i][j][q]. */
 #include "linear_mma16.cuh"
 
-enum { ROW_WARPS = CE16_CLASSES / G80_WARP };
+/* ANY: the epilogues with options, 180 KB each, are compiled once for all dtypes and layouts of W. */
+enum { ROW_WARPS = CE16_CLASSES / G80_WARP, ANY = -1 };
 
 /* label .. mix: by token of the tile; a token beyond the last has label -1 and exponent +infinity. The rest is the
  * epilogue's, where the main loop has its stages: P^T of the tile, chunk c of 8 tokens of class v at c ^ (v % 8); and
@@ -313,16 +314,16 @@ static __device__ __forceinline__ void add_stats(const ce16_logits &a, logits_sm
 
 /* -------------------------------------------------------------------------------------------------------------- P^T */
 
-/* One element of P from its logit; *sum receives E. */
-template <int OPTIONS, int BEND>
-static __device__ __forceinline__ float prob_of(const ce_params &p, float z, float exponent, float2 mix, float bend,
-                                                float weight, float *sum)
+/* One element of P from its logit; *sum receives E. bends: the call asks for the gradient of the entropy. */
+template <int OPTIONS>
+static __device__ __forceinline__ float prob_of(const ce_params &p, float z, float exponent, float2 mix, bool bends,
+                                                float bend, float weight, float *sum)
 {
     const float t = __fmaf_rn(z, CE_LOG2E, -exponent);
     float v = ptx_ex2(t);
 
     *sum += v;
-    if (BEND) /* E is 0 from 2^-150 on; of a NaN it is NaN */
+    if (OPTIONS && bends) /* E is 0 from 2^-150 on; of a NaN it is NaN */
         mix.x = __fmaf_rn(bend, fmaxf(t, -512.0f), mix.x);
     if (OPTIONS)
         v = __fmaf_rn(v, mix.x, -weight * mix.y) *
@@ -331,15 +332,16 @@ static __device__ __forceinline__ float prob_of(const ce_params &p, float z, flo
 }
 
 /* The tile's P^T through shared memory, so that whole lines are written, and the sums of E. */
-template <int BF16, int OPTIONS, int BEND>
+template <int BF16, int OPTIONS>
 static __device__ __forceinline__ void store_probs(const ce16_logits &a, logits_smem *s, const logits_place &at,
                                                    const g80_acc acc)
 {
     const ce_params &p = a.c.p;
     const int in_tile = at.v - at.first_class;
+    const bool bf16 = BF16 == ANY ? p.dtype == RIDGE_BF16 : BF16, bends = OPTIONS && p.dentropy;
     float v[16] = {};
 
-    if (BEND && threadIdx.x < CE16_TOKENS) { /* load_classes orders it before its reads */
+    if (bends && threadIdx.x < CE16_TOKENS) { /* load_classes orders it before its reads */
         const int token = s->first_token + threadIdx.x;
 
         const float4 r = token < s->tokens ? a.c.bend[a.c.begin + token] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -355,17 +357,17 @@ static __device__ __forceinline__ void store_probs(const ce16_logits &a, logits_
         const float2 exponent = *(const float2 *)&s->exponent[token];
         const float2 mix0 = OPTIONS ? s->mix[token] : make_float2(1.0f, 0.0f);
         const float2 mix1 = OPTIONS ? s->mix[token + 1] : make_float2(1.0f, 0.0f);
-        const float2 bend = BEND ? *(const float2 *)&s->base[token] : make_float2(0.0f, 0.0f);
+        const float2 bend = bends ? *(const float2 *)&s->base[token] : make_float2(0.0f, 0.0f);
 
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int c = in_tile + 8 * i;
             const float *z = &acc[i / 2][j][i % 2 * 2], weight = OPTIONS ? s->of_class[c] : 1.0f;
-            const float p0 = prob_of<OPTIONS, BEND>(p, z[0], exponent.x, mix0, bend.x, weight, &v[2 * j]);
-            const float p1 = prob_of<OPTIONS, BEND>(p, z[1], exponent.y, mix1, bend.y, weight, &v[2 * j + 1]);
+            const float p0 = prob_of<OPTIONS>(p, z[0], exponent.x, mix0, bends, bend.x, weight, &v[2 * j]);
+            const float p1 = prob_of<OPTIONS>(p, z[1], exponent.y, mix1, bends, bend.y, weight, &v[2 * j + 1]);
 
             ((uint32_t *)&s->panel[c][token / 8 ^ c % 8])[token / 2 % 4] =
-                num_pack2 < BF16 ? (int)RIDGE_BF16 : (int)RIDGE_F16 > (p0, p1);
+                bf16 ? num_pack2<RIDGE_BF16>(p0, p1) : num_pack2<RIDGE_F16>(p0, p1);
         }
     }
     if (a.sums)
@@ -430,13 +432,28 @@ static __device__ __forceinline__ void multiply(const ce16_logits &a, const logi
     g80_mainloop<BF16, CE16_CLASSES, CE16_TOKENS, HV, 0>(w, x, k, ptx_shared(s), acc);
 }
 
+/* The same where a kernel is for every dtype and layout. */
+static __device__ __forceinline__ void multiply_any(const ce16_logits &a, const logits_smem *s, int first_class,
+                                                    g80_acc acc)
+{
+    if (a.c.p.dtype == RIDGE_BF16) {
+        if (a.c.p.hv)
+            multiply<1, 1, false>(a, s, first_class, acc);
+        else
+            multiply<1, 0, false>(a, s, first_class, acc);
+    } else if (a.c.p.hv) {
+        multiply<0, 1, false>(a, s, first_class, acc);
+    } else {
+        multiply<0, 0, false>(a, s, first_class, acc);
+    }
+}
+
 template <int BF16, int HV, int WHAT>
 static __global__ void __launch_bounds__(G80_THREADS, 1) ce16_logits_kernel(const __grid_constant__ ce16_logits a)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    constexpr bool SAMPLE = WHAT == CE16_SAMPLE, BEND = WHAT == CE16_PROBS_BEND;
-    constexpr bool PROBS = WHAT == CE16_PROBS || WHAT == CE16_PROBS_OPTIONS || BEND;
-    constexpr bool OPTIONS = WHAT == CE16_STATS_FULL || WHAT == CE16_PROBS_OPTIONS || BEND;
+    constexpr bool SAMPLE = WHAT == CE16_SAMPLE, PROBS = WHAT == CE16_PROBS || WHAT == CE16_PROBS_OPTIONS;
+    constexpr bool OPTIONS = WHAT == CE16_STATS_FULL || WHAT == CE16_PROBS_OPTIONS;
     logits_smem *s = (logits_smem *)shared;
     int tile, strip;
 
@@ -460,7 +477,10 @@ static __global__ void __launch_bounds__(G80_THREADS, 1) ce16_logits_kernel(cons
 
         if (first_class >= a.n)
             return;
-        multiply<BF16, HV, SAMPLE>(a, s, first_class, acc);
+        if constexpr (BF16 == ANY)
+            multiply_any(a, s, first_class, acc);
+        else
+            multiply<BF16, HV, SAMPLE>(a, s, first_class, acc);
         const logits_place at = place_of(first_class);
 
         if (SAMPLE) {
@@ -470,7 +490,7 @@ static __global__ void __launch_bounds__(G80_THREADS, 1) ce16_logits_kernel(cons
         to_logits<OPTIONS>(a, s, at, acc);
         store_target_logits(a, s, at, acc);
         if (PROBS)
-            store_probs<BF16, OPTIONS, BEND>(a, s, at, acc);
+            store_probs<BF16, OPTIONS>(a, s, at, acc);
         else
             add_stats<OPTIONS>(a, s, at, acc);
         __syncthreads(); /* orders the epilogue's reads before the next tile's copies */
@@ -482,10 +502,9 @@ static __global__ void __launch_bounds__(G80_THREADS, 1) ce16_logits_kernel(cons
 /* By dtype, layout of W ([V, H] or [H, V]) and product. */
 #define LOGITS_OF(bf16, hv)                                                                                         \
     (const void *)ce16_logits_kernel<bf16, hv, CE16_STATS>, (const void *)ce16_logits_kernel<bf16, hv, CE16_PROBS>, \
-        (const void *)ce16_logits_kernel<bf16, hv, CE16_STATS_FULL>,                                                \
-        (const void *)ce16_logits_kernel<bf16, hv, CE16_PROBS_OPTIONS>,                                             \
-        (const void *)ce16_logits_kernel<bf16, hv, CE16_SAMPLE>,                                                    \
-        (const void *)ce16_logits_kernel<bf16, hv, CE16_PROBS_BEND>
+        (const void *)ce16_logits_kernel<ANY, ANY, CE16_STATS_FULL>,                                                \
+        (const void *)ce16_logits_kernel<ANY, ANY, CE16_PROBS_OPTIONS>,                                             \
+        (const void *)ce16_logits_kernel<bf16, hv, CE16_SAMPLE>
 
 static const void *const functions[4][CE16_LOGITS] = {
     {LOGITS_OF(0, 0)}, {LOGITS_OF(0, 1)}, {LOGITS_OF(1, 0)}, {LOGITS_OF(1, 1)}};
