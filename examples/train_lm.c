@@ -2,9 +2,7 @@
  * MLP, linear cross entropy) on a text file, with AdamW, in float. The norms, the rotation, SwiGLU and the loss with
  * its two gradients are ridge calls; the dense products and the attention are plain loops.
  *
- *     train_lm [FILE [STEPS [DEVICE]]]          default: this source, 60 steps, cpu
- *
- * Its path is the compiler's: relative to the build folder if ccache has CCACHE_BASEDIR.
+ *     train_lm [FILE [STEPS [DEVICE]]]     default: this source, where its compiler found it, 60 steps, cpu
  *
  * Before the first update the loss and every gradient are compared with a float64 forward pass that shares no code with
  * the float one, and its central differences. The exit status says whether they agree, and whether the loss fell. */
