@@ -133,7 +133,8 @@ static void only_cases(const ridge_op_row *op, case_list *list)
         cases_add(list, op, only[i].text, only[i].layout);
 }
 
-/* Experts with so many rows that a multiprocessor has several tiles, of bf16 and e4m3 a batch of them. */
+/* Experts with so many rows that a multiprocessor has several tiles, of bf16 and e4m3 a batch of them, or with so many
+ * pairs that they share entries. */
 static void tall_cases(const ridge_op_row *op, case_list *list)
 {
     static const struct {
@@ -146,6 +147,13 @@ static void tall_cases(const ridge_op_row *op, case_list *list)
         {"tokens=16 cols=256 rows=533 experts=3 slots=2", {.fill = FILL_NORMAL, .slices = true, .repeats = 50}},
         {"tokens=9 cols=96 rows=2180 experts=40 slots=3", {.fill = FILL_EDGE}},
         {"tokens=2 cols=1312 rows=1060 experts=4 slots=5", {.fill = FILL_NORMAL, .variant = NONE}},
+        /* Pairs outnumber experts: more entries than there is room for their x; results in several rounds; x of an
+         * entry alone, and of one with fewer pairs. */
+        {"tokens=16 cols=1312 rows=212 experts=24 slots=6", {.fill = FILL_NORMAL, .slices = true, .units = 3}},
+        {"tokens=12 cols=96 rows=1500 experts=30 slots=4", {.fill = FILL_NORMAL, .slices = true, .units = 2}},
+        {"tokens=16 cols=160 rows=1003 experts=10 slots=32", {.fill = FILL_EDGE, .units = 4}},
+        {"tokens=16 cols=10400 rows=41 experts=6 slots=3", {.fill = FILL_NORMAL, .units = 2, .repeats = 50}},
+        {"tokens=3 cols=24032 rows=24 experts=2 slots=2", {.fill = FILL_NORMAL, .units = 2}},
     };
     static const struct {
         const char *dims;

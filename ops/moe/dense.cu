@@ -9,6 +9,7 @@
  * for a warp's 128 columns of a step, comes with the weights and multiplies x, once for all rows. x is in shared memory
  * as f32; what does not fit comes in chunks, which all teams take together. */
 #include "args.cuh"
+#include "chains.cuh"
 
 enum { OWN = 4, HALF = MOE_CHAINS / 2 };
 
@@ -112,17 +113,6 @@ static __device__ __forceinline__ void dense_copy(const dense_args &a, dense_loa
     mma_copy_commit();
 }
 
-/* Until the oldest of `depth` stages has come. */
-static __device__ __forceinline__ void dense_wait(int depth)
-{
-    if (depth == 5)
-        mma_copy_wait_for<4>();
-    else if (depth == 3)
-        mma_copy_wait_for<2>();
-    else
-        mma_copy_wait_for<1>();
-}
-
 /* Columns from `column` on of all tokens to shared memory, [token][column]; zeros for tokens that there are not.
  * FLIGHT: tokens whose loads are in flight together. */
 template <class S, int T, int FLIGHT>
@@ -190,41 +180,6 @@ static __device__ __forceinline__ void dense_step(const char *codes, const float
                         __fmaf_rn(w[s * S::ROWS + r][i], four[i], chain[s * S::ROWS + r][t][i]);
         }
     }
-}
-
-/* Adds v[i] of all lanes, distances 1, 2, 4, 8, 16 one after another, each lane in the end one sum: v[0] is that of
- * index dense_index<N>(lane). */
-template <int N> static __device__ __forceinline__ void dense_reduce(float *v, int lane)
-{
-#pragma unroll
-    for (int far = 1; far < 32; far *= 2) {
-        const int n = N / (2 * far); /* sums left after this distance, or one */
-
-#pragma unroll
-        for (int i = 0; i < (N / 2 < 1 ? 1 : N / 2); i++) {
-            const bool upper = (lane & far) != 0;
-
-            if (i >= n && i > 0)
-                continue;
-            if (n > 0) {
-                const float mine = upper ? v[i + n] : v[i], other = upper ? v[i] : v[i + n];
-
-                v[i] = mine + __shfl_xor_sync(0xffffffffu, other, far);
-            } else {
-                v[i] += __shfl_xor_sync(0xffffffffu, v[i], far);
-            }
-        }
-    }
-}
-
-template <int N> static __device__ __forceinline__ int dense_index(int lane)
-{
-    int index = 0;
-
-#pragma unroll
-    for (int far = 1; far < N; far *= 2)
-        index += lane & far ? N / (2 * far) : 0;
-    return index;
 }
 
 /* What becomes of an item's sums: [half][line][token]. */
@@ -303,7 +258,7 @@ static __global__ void __launch_bounds__(32 * DENSE_WARPS(T), 1) moe_dense(const
             for (int i = 0; i < a.chunk_stages && chunk + i < a.stages; i++) {
                 const char *stage = ring + at * S::STAGE;
 
-                dense_wait(a.depth);
+                moe_wait_stage(a.depth);
                 __syncwarp(); /* the lanes' copies are visible to each other */
 #pragma unroll
                 for (int s = 0; s < S::STEPS; s++)
@@ -321,9 +276,9 @@ static __global__ void __launch_bounds__(32 * DENSE_WARPS(T), 1) moe_dense(const
 #pragma unroll
         for (int i = 0; i < LINES * T; i++)
             sum[i] = (v[OWN * i] + v[OWN * i + 1]) + (v[OWN * i + 2] + v[OWN * i + 3]);
-        dense_reduce<LINES * T>(sum, lane);
+        moe_add_lanes<LINES * T>(sum, lane);
         if (lane < LINES * T)
-            sums[(round & 1) * (2 * T * LINES) + half * (T * LINES) + dense_index<LINES * T>(lane)] = sum[0];
+            sums[(round & 1) * (2 * T * LINES) + half * (T * LINES) + moe_chain_index<LINES * T>(lane)] = sum[0];
         ptx_barrier_sync(1 + team, 64); /* the sums are written before they are read; two buffers order the next */
         dense_finish<FORM, SUBS, T, LINES>(a, item, tokens, sums + (round & 1) * (2 * T * LINES));
     }

@@ -1,11 +1,11 @@
 /* floats.cu: moe_gate_up_swiglu and moe_down with weights in bf16 or e4m3 and x in bf16, sm_80 up.
  *
- * A warp computes an item: eight rows of an entry of the list (list.cuh) that has one pair, four of one that has up to
- * two, half of them of gate and half of up. Lane i has the chains 8 i .. 8 i + 7 (products.h) of each row. A warp
- * copies SPAN bytes of each row, and the scales of e4m3, into a stage of its own in shared memory, STAGES ahead and
- * from one item into the next; no other warp reads them, so there is no barrier but __syncwarp. x lies in shared memory
- * too where it fits (LOCAL): a load of x from global memory, even from L1, waits for copies that were requested before
- * it. Where x does not fit, more warps hide that.
+ * An entry of the list (list.cuh) has one pair. (pairs.cu is for experts with more.) A warp computes an item: eight
+ * rows of an entry, of gate_up four of gate and four of up. Lane i has the chains 8 i .. 8 i + 7 (products.h) of each
+ * row. A warp copies SPAN bytes of each row, and the scales of e4m3, into a stage of its own in shared memory, STAGES
+ * ahead and from one item into the next; no other warp reads them, so there is no barrier but __syncwarp. All of x lies
+ * in shared memory too where it fits (LOCAL), else what a span needs of it comes with the span: a load of x from global
+ * memory, even from L1, would wait for copies that were requested before it.
  *
  *     gate_up  items are dealt out to CTAs one by one, and a CTA's to its warps
  *     down     a CTA has whole tiles of rows, whose items (one an entry) its warps share out; the results of `batch`
@@ -16,19 +16,13 @@
 #include "args.cuh"
 #include "list.cuh"
 
-enum { VALUES = 8, SPAN = 512, SCALES = SPAN / 128 };
+enum { VALUES = 8, SPAN = 512, SCALES = SPAN / 128, WARPS = 12, STAGES = 3 };
 
 #define SUBS(down) ((down) ? 1 : 2)
-#define ROWS(down, t) (VALUES / SUBS(down) / (t)) /* of a matrix */
-#define STREAMS(t) (VALUES / (t))                 /* rows of an item */
-#define WARPS(local, t) ((local) || (t) == 1 ? 12 : 16)
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define MOST_WARPS(local, t) 12 /* the stages of more do not fit, and registers would spill */
-#else
-#define MOST_WARPS(local, t) WARPS(local, t)
-#endif
-#define STAGES(t) (3 * (t))
-#define STAGE(form, t) (STREAMS(t) * SPAN + ((form) == RIDGE_E4M3 ? 2 * SCALES * 4 : 0)) /* bytes */
+#define ROWS(down) (VALUES / SUBS(down)) /* of a matrix */
+/* A stage: SPAN bytes of each row, [matrix][scale] of e4m3, x unless it is LOCAL. */
+#define AT_X(form) (VALUES * SPAN + ((form) == RIDGE_E4M3 ? 2 * SCALES * 4 : 0))
+#define STAGE(form, local) (AT_X(form) + ((local) ? 0 : (form) == RIDGE_E4M3 ? 2 * SPAN : SPAN))
 
 typedef struct floats_args {
     moe_args p;
@@ -47,6 +41,7 @@ template <int DOWN> struct float_loader {
     int left, last; /* bytes of the rows, 0: there is no item; rows of the tile behind its first */
     const char *from[SUBS(DOWN)];
     const float *scale; /* the one that this lane copies, of lanes below SCALES for each matrix */
+    const char *x;      /* this lane's first 16 bytes, unless it is LOCAL */
 };
 
 /* ------------------------------------------------------------------------------------------------------------ items */
@@ -71,7 +66,7 @@ static __device__ __forceinline__ bool find_item(const floats_args &a, const moe
     return at->entry < entries;
 }
 
-template <int FORM, int DOWN, int T>
+template <int FORM, int DOWN, int LOCAL>
 static __device__ __forceinline__ void seek_item(const floats_args &a, const moe_list *list, float_loader<DOWN> *l)
 {
     enum { SIZE = FORM == RIDGE_BF16 ? 2 : 1 };
@@ -82,7 +77,7 @@ static __device__ __forceinline__ void seek_item(const floats_args &a, const moe
     l->left = 0;
     if (!find_item<DOWN>(a, list, &l->at))
         return;
-    row = l->at.tile * ROWS(DOWN, T);
+    row = l->at.tile * ROWS(DOWN);
     expert = list->expert[l->at.entry];
     l->left = (int)a.p.cols * SIZE;
     l->last = (int)a.p.rows - 1 - row;
@@ -95,32 +90,39 @@ static __device__ __forceinline__ void seek_item(const floats_args &a, const moe
 
         l->scale = (const float *)scales + row / 128 * ((a.p.cols + 127) / 128) + lane % SCALES;
     }
-}
+    if (!LOCAL) {
+        const int pair = list->pair[l->at.entry][0], token = pair / a.p.slots, slot = pair - token * a.p.slots;
 
-static __device__ __forceinline__ void copy_word(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(to), "l"(from) : "memory");
+        l->x = a.p.x + (token * a.p.x_stride + slot * a.p.x_slot) * 2 + lane * 16;
+    }
 }
 
 /* Copies a span of each row into a stage and advances. A row behind the last is the last one again. */
-template <int FORM, int DOWN, int T>
+template <int FORM, int DOWN, int LOCAL>
 static __device__ __forceinline__ void copy_span(const floats_args &a, const moe_list *list, float_loader<DOWN> *l,
                                                  uint32_t stage)
 {
-    enum { SIZE = FORM == RIDGE_BF16 ? 2 : 1 };
+    enum { SIZE = FORM == RIDGE_BF16 ? 2 : 1, X_SPAN = 2 / SIZE * SPAN };
     const int lane = threadIdx.x % 32;
 
     if (l->left > 0) {
         if (lane * 16 < l->left)
 #pragma unroll
-            for (int i = 0; i < STREAMS(T); i++)
-                mma_copy16(
-                    stage + (uint32_t)(i * SPAN + lane * 16),
-                    l->from[i / ROWS(DOWN, T)] + (int64_t)min(i % ROWS(DOWN, T), l->last) * ((int)a.p.cols * SIZE), 16);
+            for (int i = 0; i < VALUES; i++)
+                mma_copy16(stage + (uint32_t)(i * SPAN + lane * 16),
+                           l->from[i / ROWS(DOWN)] + (int64_t)min(i % ROWS(DOWN), l->last) * ((int)a.p.cols * SIZE),
+                           16);
         if (FORM == RIDGE_E4M3) {
             if (lane < SCALES * SUBS(DOWN) && lane % SCALES * 128 < l->left)
-                copy_word(stage + (uint32_t)(STREAMS(T) * SPAN + lane * 4), l->scale);
+                mma_copy4(stage + (uint32_t)(VALUES * SPAN + lane * 4), l->scale, 4);
             l->scale += SCALES;
+        }
+        if (!LOCAL) {
+#pragma unroll
+            for (int i = 0; i < X_SPAN; i += 512)
+                if (i + lane * 16 < l->left * (2 / SIZE))
+                    mma_copy16(stage + (uint32_t)(AT_X(FORM) + i + lane * 16), l->x + i, 16);
+            l->x += X_SPAN;
         }
 #pragma unroll
         for (int s = 0; s < SUBS(DOWN); s++)
@@ -128,7 +130,7 @@ static __device__ __forceinline__ void copy_span(const floats_args &a, const moe
         l->left -= SPAN;
         if (l->left <= 0) {
             l->at.number += (int)blockDim.x / 32;
-            seek_item<FORM, DOWN, T>(a, list, l);
+            seek_item<FORM, DOWN, LOCAL>(a, list, l);
         }
     }
     mma_copy_commit();
@@ -152,20 +154,14 @@ template <int DOWN> static __device__ __forceinline__ void copy_x(const floats_a
 
 /* --------------------------------------------------------------------------------------------------------- products */
 
-/* Where x of an entry's pairs begins, in units of 16 bytes: in shared memory, or from p.x on. */
-template <int DOWN, int T, int LOCAL>
-static __device__ __forceinline__ void seek_x(const floats_args &a, const moe_list *list, int entry, uint32_t *x)
+/* Where all of x has that of an entry's pair. */
+template <int DOWN>
+static __device__ __forceinline__ const char *local_x(const floats_args &a, const moe_list *list, int entry,
+                                                      const char *x)
 {
-    const moe_args &p = a.p;
+    const int pair = list->pair[entry][0];
 
-#pragma unroll
-    for (int t = 0; t < T; t++) {
-        const int pair = list->pair[entry][t < list->count[entry] ? t : 0];
-        const int token = pair / p.slots, slot = pair - token * p.slots;
-
-        x[t] = (uint32_t)(LOCAL ? (DOWN ? pair : token) * (p.cols / 8) : (token * p.x_stride + slot * p.x_slot) / 8) +
-               threadIdx.x % 32;
-    }
+    return x + (DOWN ? pair : pair / a.p.slots) * ((int)a.p.cols * 2);
 }
 
 template <int FORM> static __device__ __forceinline__ void load_weights(const char *from, float *w)
@@ -180,38 +176,29 @@ template <int FORM> static __device__ __forceinline__ void load_weights(const ch
     }
 }
 
-/* Adds a step to the chains [value][chain]; a value is ((sub * T) + token) * ROWS + row. codes: this lane's of the
- * first row. */
-template <int FORM, int DOWN, int T>
-static __device__ __forceinline__ void add_step(const char *codes, const uint4 *x_codes, const float *scale, int count,
-                                                float (*chain)[8])
+/* Adds a step to the chains [value][chain]; a value is sub * ROWS + row. codes: this lane's of the first row. */
+template <int FORM, int DOWN>
+static __device__ __forceinline__ void add_step(const char *codes, uint4 x_codes, const float *scale, float (*chain)[8])
 {
-    enum { R = ROWS(DOWN, T) };
-    float x[T][8];
+    enum { R = ROWS(DOWN) };
+    float x[8];
 
-#pragma unroll
-    for (int t = 0; t < T; t++)
-        num_unpack<RIDGE_BF16>(x_codes[t], x[t]);
+    num_unpack<RIDGE_BF16>(x_codes, x);
 #pragma unroll
     for (int s = 0; s < SUBS(DOWN); s++) {
-        float scaled[T][8];
+        float scaled[8];
 
 #pragma unroll
-        for (int t = 0; t < T; t++)
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                scaled[t][i] = FORM == RIDGE_E4M3 ? __fmul_rn(x[t][i], scale[s]) : x[t][i];
+        for (int i = 0; i < 8; i++)
+            scaled[i] = FORM == RIDGE_E4M3 ? __fmul_rn(x[i], scale[s]) : x[i];
 #pragma unroll
         for (int r = 0; r < R; r++) {
             float w[8];
 
             load_weights<FORM>(codes + (s * R + r) * SPAN, w);
 #pragma unroll
-            for (int t = 0; t < T; t++)
-                if (t < count)
-#pragma unroll
-                    for (int i = 0; i < 8; i++)
-                        chain[(s * T + t) * R + r][i] = __fmaf_rn(w[i], scaled[t][i], chain[(s * T + t) * R + r][i]);
+            for (int i = 0; i < 8; i++)
+                chain[s * R + r][i] = __fmaf_rn(w[i], scaled[i], chain[s * R + r][i]);
         }
     }
 }
@@ -245,16 +232,15 @@ static __device__ __forceinline__ float add_chains(const float (*chain)[8])
 
 /* Lanes below 8 have a value each. gate_up: stores the results; down: leaves them at results[tile of the batch][pair]
  * [row]. */
-template <int DOWN, int T>
+template <int DOWN>
 static __device__ __forceinline__ void finish_item(const floats_args &a, const moe_list *list, float_item at,
                                                    float *results, const float (*chain)[8])
 {
-    enum { R = ROWS(DOWN, T) };
+    enum { R = ROWS(DOWN) };
     const moe_args &p = a.p;
     const int lane = threadIdx.x % 32, value = (lane & 1) * 4 + (lane & 2) + (lane >> 2 & 1);
-    const int sub = DOWN ? 0 : lane & 1, token = value / R % T, row = at.tile * R + value % R;
-    const int pair = list->pair[at.entry][token < list->count[at.entry] ? token : 0];
-    const bool there = lane < VALUES && token < list->count[at.entry] && row < p.rows;
+    const int sub = DOWN ? 0 : lane & 1, row = at.tile * R + value % R, pair = list->pair[at.entry][0];
+    const bool there = lane < VALUES && row < p.rows;
     float y = add_chains(chain);
 
     if (there)
@@ -274,24 +260,11 @@ static __device__ __forceinline__ void finish_item(const floats_args &a, const m
 
 /* ---------------------------------------------------------------------------------------------------------- results */
 
-/* gate_up: slots without an expert. */
-static __device__ __forceinline__ void store_rest(const floats_args &a, const moe_list *list)
-{
-    const moe_args &p = a.p;
-
-    for (int pair = 0; pair < p.tokens * p.slots; pair++)
-        if (((const int *)list->ids)[pair] < 0)
-            for (int row = (int)(blockIdx.x * blockDim.x + threadIdx.x); row < p.rows;
-                 row += (int)(gridDim.x * blockDim.x))
-                moe_store(p, pair / p.slots * p.out_stride + pair % p.slots * p.rows + row, 0.0f);
-}
-
 /* down: a thread has a row of a token. */
-template <int T>
 static __device__ __forceinline__ void store_sums(const floats_args &a, const moe_list *list, int first, int tiles,
                                                   const float *results)
 {
-    enum { R = ROWS(1, T) };
+    enum { R = ROWS(1) };
     const moe_args &p = a.p;
     const int pairs = p.tokens * p.slots;
 
@@ -312,70 +285,59 @@ static __device__ __forceinline__ void store_sums(const floats_args &a, const mo
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
 
-/* An item, its spans from stage *stage of the ring on. */
-template <int FORM, int DOWN, int T, int LOCAL>
+/* An item, its spans from stage *stage of the ring on. x: all of it, if it is LOCAL. */
+template <int FORM, int DOWN, int LOCAL>
 static __device__ __forceinline__ void add_item(const floats_args &a, const moe_list *list, const float_item &at,
-                                                float_loader<DOWN> *l, const uint4 *x, const char *ring, int *stage,
+                                                float_loader<DOWN> *l, const char *x, const char *ring, int *stage,
                                                 float (*chain)[8])
 {
     enum { SIZE = FORM == RIDGE_BF16 ? 2 : 1, STEPS = SPAN / (MOE_CHAINS * SIZE) };
-    const int lane = threadIdx.x % 32, count = T == 1 ? 1 : list->count[at.entry];
+    const int lane = threadIdx.x % 32;
     const bool whole = (a.steps - 1) * MOE_CHAINS + lane * 8 < a.p.cols; /* this lane has columns in the last step */
-    uint32_t next[T];
-    uint4 ahead[T]; /* of the next step */
 
-    seek_x<DOWN, T, LOCAL>(a, list, at.entry, next);
-#pragma unroll
-    for (int t = 0; t < T; t++)
-        if (whole || a.steps > 1)
-            ahead[t] = x[next[t]];
+    if (LOCAL)
+        x = local_x<DOWN>(a, list, at.entry, x) + lane * 16;
     for (int left = a.steps; left > 0; left -= STEPS) {
-        const char *const span = ring + *stage * STAGE(FORM, T);
+        const char *const span = ring + *stage * STAGE(FORM, LOCAL);
+        const char *const own = LOCAL ? x : span + AT_X(FORM) + lane * 16;
 
-        mma_copy_wait_for<STAGES(T) - 1>();
+        mma_copy_wait_for<STAGES - 1>();
         __syncwarp(); /* the lanes' copies are visible to each other */
 #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            if (k < left) {
-                const float *const scales = (const float *)(span + STREAMS(T) * SPAN) + 2 * k + lane / 16;
+            if (left > k + 1 || (left == k + 1 && whole)) {
+                const float *const scales = (const float *)(span + VALUES * SPAN) + 2 * k + lane / 16;
                 const float scale[2] = {FORM == RIDGE_E4M3 ? scales[0] : 1.0f,
                                         FORM == RIDGE_E4M3 && !DOWN ? scales[SCALES] : 1.0f};
-                uint4 now[T];
 
-#pragma unroll
-                for (int t = 0; t < T; t++) {
-                    now[t] = ahead[t];
-                    next[t] += MOE_CHAINS / 8;
-                    if (left > k + 2 || (left > k + 1 && whole))
-                        ahead[t] = x[next[t]];
-                }
-                if (whole || left > k + 1)
-                    add_step<FORM, DOWN, T>(span + (k * MOE_CHAINS + lane * 8) * SIZE, now, scale, count, chain);
+                add_step<FORM, DOWN>(span + (k * MOE_CHAINS + lane * 8) * SIZE,
+                                     *(const uint4 *)(own + k * (MOE_CHAINS * 2)), scale, chain);
             }
         __syncwarp(); /* all lanes have read the stage before it is written again */
-        copy_span<FORM, DOWN, T>(a, list, l, ptx_shared(span));
-        *stage = *stage + 1 == STAGES(T) ? 0 : *stage + 1;
+        copy_span<FORM, DOWN, LOCAL>(a, list, l, ptx_shared(span));
+        x += STEPS * MOE_CHAINS * 2;
+        *stage = *stage + 1 == STAGES ? 0 : *stage + 1;
     }
 }
 
 /* Makes the list and requests what there is to request: the first span, x, then other spans. */
-template <int FORM, int DOWN, int T, int LOCAL>
+template <int FORM, int DOWN, int LOCAL>
 static __device__ __forceinline__ void begin(const floats_args &a, moe_list *list, const char *x, const char *ring,
                                              float_loader<DOWN> *l)
 {
-    for (bool early = DOWN && T == 1 && a.p.weights_const;; early = false) {
+    for (bool early = DOWN && LOCAL && a.p.weights_const;; early = false) {
         if (!early) {
             ptx_grid_dependency_wait();
             if (LOCAL)
                 copy_x<DOWN>(a, ptx_shared(x));
         }
-        if (T == 1 && a.p.tokens == 1)
+        if (a.p.tokens == 1)
             moe_make_list_1(a.p, list);
         else
-            moe_make_list(a.p, list, T);
+            moe_make_list(a.p, list, 1);
         l->at.number = (int)threadIdx.x / 32;
-        seek_item<FORM, DOWN, T>(a, list, l);
-        copy_span<FORM, DOWN, T>(a, list, l, ptx_shared(ring));
+        seek_item<FORM, DOWN, LOCAL>(a, list, l);
+        copy_span<FORM, DOWN, LOCAL>(a, list, l, ptx_shared(ring));
         if (!early)
             break;
         ptx_grid_dependency_wait();
@@ -386,32 +348,32 @@ static __device__ __forceinline__ void begin(const floats_args &a, moe_list *lis
         }
         mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stage is written again */
     }
-    for (int i = 1; i < STAGES(T); i++)
-        copy_span<FORM, DOWN, T>(a, list, l, ptx_shared(ring + i * STAGE(FORM, T)));
+    for (int i = 1; i < STAGES; i++)
+        copy_span<FORM, DOWN, LOCAL>(a, list, l, ptx_shared(ring + i * STAGE(FORM, LOCAL)));
     if (DOWN)
         moe_keep_weights(a.p, list);
 }
 
-template <int FORM, int DOWN, int T, int LOCAL>
-static __global__ void __launch_bounds__(32 * MOST_WARPS(LOCAL, T), 1) moe_floats(const __grid_constant__ floats_args a)
+template <int FORM, int DOWN, int LOCAL>
+static __global__ void __launch_bounds__(32 * WARPS, 1) moe_floats(const __grid_constant__ floats_args a)
 {
-    enum { R = ROWS(DOWN, T) };
+    enum { R = ROWS(DOWN) };
     extern __shared__ __align__(128) char memory[];
     moe_list *const list = (moe_list *)memory;
     const int pairs = a.p.tokens * a.p.slots;
     const int mine = DOWN ? (a.tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x : 1; /* tiles */
-    const char *const ring = memory + a.at_ring + threadIdx.x / 32 * (STAGES(T) * STAGE(FORM, T));
-    const uint4 *const x = LOCAL ? (const uint4 *)(memory + a.at_x) : (const uint4 *)a.p.x;
+    const char *const ring = memory + a.at_ring + threadIdx.x / 32 * (STAGES * STAGE(FORM, LOCAL));
+    const char *const x = memory + a.at_x;
     float_item at = {(int)threadIdx.x / 32};
     float_loader<DOWN> l;
     int stage = 0;
 
-    begin<FORM, DOWN, T, LOCAL>(a, list, memory + a.at_x, ring, &l);
+    begin<FORM, DOWN, LOCAL>(a, list, x, ring, &l);
     ptx_launch_dependents(); /* behind the first copies, which it would delay */
     if (!DOWN)
-        store_rest(a, list);
+        moe_store_rest(a.p, list);
     if (LOCAL) {
-        mma_copy_wait_for<STAGES(T) - 1>();
+        mma_copy_wait_for<STAGES - 1>();
         __syncthreads(); /* x is there, of which every thread has copied some */
     }
     for (int first = 0; first < mine; first += DOWN ? a.batch : 1) {
@@ -423,67 +385,57 @@ static __global__ void __launch_bounds__(32 * MOST_WARPS(LOCAL, T), 1) moe_float
             const int tile = DOWN ? (at.tile - (int)blockIdx.x) / (int)gridDim.x - first : 0;
             float chain[VALUES][8] = {};
 
-            add_item<FORM, DOWN, T, LOCAL>(a, list, at, &l, x, ring, &stage, chain);
-            finish_item<DOWN, T>(a, list, at, results + tile * pairs * R, chain);
+            add_item<FORM, DOWN, LOCAL>(a, list, at, &l, x, ring, &stage, chain);
+            finish_item<DOWN>(a, list, at, results + tile * pairs * R, chain);
         }
         if (DOWN) {
             __syncthreads();
-            store_sums<T>(a, list, first, min(a.batch, mine - first), results);
+            store_sums(a, list, first, min(a.batch, mine - first), results);
         }
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-#define ONE_AND_TWO(form, down, local) \
-    (const void *)moe_floats<form, down, 1, local>, (const void *)moe_floats<form, down, 2, local>
-#define FORMS(local)                                                                                             \
-    {                                                                                                            \
-        ONE_AND_TWO(RIDGE_BF16, 0, local), ONE_AND_TWO(RIDGE_BF16, 1, local), ONE_AND_TWO(RIDGE_E4M3, 0, local), \
-            ONE_AND_TWO(RIDGE_E4M3, 1, local)                                                                    \
+#define FORMS(local)                                                                                       \
+    {                                                                                                      \
+        (const void *)moe_floats<RIDGE_BF16, 0, local>, (const void *)moe_floats<RIDGE_BF16, 1, local>,    \
+            (const void *)moe_floats<RIDGE_E4M3, 0, local>, (const void *)moe_floats<RIDGE_E4M3, 1, local> \
     }
 
-/* By where x is, form, down, several tokens. */
-static const void *const functions[2][8] = {FORMS(0), FORMS(1)};
+/* By where x is, form, down. */
+static const void *const functions[2][4] = {FORMS(0), FORMS(1)};
 
 static ridge_status prepare(const ridge_device *device)
 {
     ridge_status status = RIDGE_OK;
 
     for (int i = 0; i < 2 && !status; i++)
-        status = host_prepare(device, functions[i], 8, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        status = host_prepare(device, functions[i], 4, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               host_max_shared(device), "moe: loading kernels");
     return status;
 }
 
 typedef struct float_plan {
-    int local, warps, batch; /* tiles of down whose slots are added together: two items a warp at most */
+    int local, warps, batch; /* tiles of down whose slots are added together: 16 KB of results */
     int64_t at_x, at_ring, bytes;
 } float_plan;
 
-/* Whether an entry has up to two pairs: of more pairs than experts. Of fewer, few share an expert, and those that do
- * find its weights in L2; an entry of one pair has twice as many rows an item. */
-static bool in_pairs(const int64_t *dim)
-{
-    return dim[0] > 1 && dim[0] * dim[4] > dim[3];
-}
-
-/* With x in shared memory if that leaves room for the stages of all warps; else without; else with fewer warps. */
+/* With x in shared memory if that leaves room for the stages of ten warps at least; else without; else with fewer. */
 static float_plan plan(const ridge_device *device, bool down, const int64_t *dim)
 {
-    const int warps[] = {WARPS(1, 1), in_pairs(dim) ? WARPS(0, 2) : WARPS(0, 1), 8, 4};
+    static const int warps[] = {WARPS, 10, WARPS, 8, 4};
     const int64_t pairs = dim[0] * dim[4], x = dim[0] * (down ? dim[4] : 1) * dim[1] * 2;
     float_plan p = {};
 
-    p.batch = (int)ridge_max(1, 2 * WARPS(1, 1) / pairs);
+    p.batch = (int)ridge_max(1, 256 / pairs);
     p.at_x = ridge_round_up(
         (int64_t)sizeof(moe_list) + (down ? 2 * p.batch * pairs * VALUES * (int64_t)sizeof(float) : 0), 128);
-    for (int i = 0; i < 4; i++) {
-        p.local = i == 0;
+    for (int i = 0; i < 5; i++) {
+        p.local = i < 2;
         p.warps = warps[i];
         p.at_ring = p.at_x + (p.local ? ridge_round_up(x, 128) : 0);
-        /* two tokens: twice as many stages, with scales each */
-        p.bytes = p.at_ring + (int64_t)p.warps * STAGES(2) * STAGE(RIDGE_E4M3, 2);
+        p.bytes = p.at_ring + (int64_t)p.warps * STAGES * STAGE(RIDGE_E4M3, p.local);
         if (p.bytes <= host_max_shared(device))
             return p;
     }
@@ -491,30 +443,26 @@ static float_plan plan(const ridge_device *device, bool down, const int64_t *dim
     return p;
 }
 
-static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
-                           void *workspace, size_t bytes, void *stream)
+static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
+                           size_t, void *stream)
 {
     const bool down = bound->call.op == RIDGE_MOE_DOWN;
     const float_plan f = plan(device, down, bound->call.dim);
     floats_args a = {};
     int64_t most;
-    int several;
 
     a.p = moe_args_of(&bound->call);
     if (a.p.tokens == 0 || a.p.rows == 0)
         return RIDGE_OK;
-    if (a.p.x_stride * a.p.tokens >> 34)
-        return moe_launch_any(device, kernel, bound, workspace, bytes, stream);
-    several = in_pairs(bound->call.dim);
     a.steps = (int)ridge_ceil_div(a.p.cols, MOE_CHAINS);
-    a.tiles = (int)ridge_ceil_div(a.p.rows, VALUES / (down ? 1 : 2) / (several + 1));
+    a.tiles = (int)ridge_ceil_div(a.p.rows, VALUES / (down ? 1 : 2));
     a.batch = f.batch;
     a.at_x = (uint32_t)f.at_x;
     a.at_ring = (uint32_t)f.at_ring;
     most = a.tiles * (down ? 1 : (int64_t)a.p.tokens * a.p.slots);
-    return host_launch_shared(
-        device, kernel->name, functions[f.local][(a.p.form == RIDGE_E4M3) * 4 + down * 2 + several],
-        dim3((unsigned)ridge_min(most, device->units)), 32 * f.warps, (size_t)f.bytes, &a, stream);
+    return host_launch_shared(device, kernel->name, functions[f.local][(a.p.form == RIDGE_E4M3) * 2 + down],
+                              dim3((unsigned)ridge_min(most, device->units)), 32 * f.warps, (size_t)f.bytes, &a,
+                              stream);
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
@@ -537,14 +485,13 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
                                                                                         : NULL;
 }
 
-/* The weights of as many experts as the tokens are expected to name. */
+/* The weights of an expert for each pair, from L2 where pairs share it. */
 static double cost(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    const double pairs = (double)problem->dim[0] * (double)problem->dim[4], experts = (double)problem->dim[3];
+    const double pairs = (double)problem->dim[0] * (double)problem->dim[4];
     const double size = problem->dtype[2] == RIDGE_BF16 ? 2 : 1, products = problem->op == RIDGE_MOE_DOWN ? 1 : 2;
 
-    return 3.5 + (double)problem->dim[1] * (double)problem->dim[2] * products * size *
-                     (pairs < experts ? pairs : experts) * 1e-3 / device->copy_gbps;
+    return 3.5 + (double)problem->dim[1] * (double)problem->dim[2] * products * size * pairs * 1e-3 / device->copy_gbps;
 }
 
 #define ROW(op_name, op_id)                                                                                          \

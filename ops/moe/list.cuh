@@ -4,7 +4,7 @@
 #ifndef RIDGE_MOE_LIST_CUH
 #define RIDGE_MOE_LIST_CUH
 
-#include "products.h"
+#include "args.cuh"
 
 enum { MOE_PAIRS = RIDGE_MOE_MAX_TOKENS * RIDGE_MOE_MAX_SLOTS, MOE_COLUMNS = 8 };
 
@@ -130,6 +130,16 @@ static __device__ __forceinline__ void moe_make_list_1(const moe_args &p, moe_li
             list->entries = __popc(all);
     }
     __syncthreads(); /* the list is complete before it is read */
+}
+
+/* gate_up: slots without an expert, which no entry stores. Out is floats. */
+static __device__ __forceinline__ void moe_store_rest(const moe_args &p, const moe_list *list)
+{
+    for (int pair = 0; pair < p.tokens * p.slots; pair++)
+        if (((const int *)list->ids)[pair] < 0)
+            for (int row = (int)(blockIdx.x * blockDim.x + threadIdx.x); row < p.rows;
+                 row += (int)(gridDim.x * blockDim.x))
+                moe_store(p, pair / p.slots * p.out_stride + pair % p.slots * p.rows + row, 0.0f);
 }
 
 #endif
