@@ -164,12 +164,14 @@ template <int LOADS> static __device__ __forceinline__ void quantise_x(const q8_
 /* The same of one token with a norm. Row and weights are requested together. */
 template <int HELD> static __device__ __forceinline__ void normalise_x(const q8_0_mma_args &a, char *memory)
 {
+    const bool bf16 = a.x_dtype == RIDGE_BF16;
+    const int first = threadIdx.x;
     float w[HELD];
 
-    if (threadIdx.x < PARTS)
-        q8_0_norm_load<HELD>((const char *)a.p.norm, (int)a.p.blocks * RIDGE_Q8_0_BLOCK, false, w);
-    q8_0_normalise<HELD>((const char *)a.x, a.x_dtype == RIDGE_BF16, (int)a.p.blocks, a.p.eps, w,
-                         (float *)(memory + a.at_sums), memory, (float *)(memory + a.at_scales));
+    if (first < PARTS)
+        q8_0_norm_load<HELD>((const char *)(a.p.norm + first), (int)a.p.blocks * RIDGE_Q8_0_BLOCK - first, false, w);
+    q8_0_normalise<HELD, false>((const char *)a.x + first * (bf16 ? 2 : 4), bf16, (int)a.p.blocks, a.p.eps, w,
+                                (float *)(memory + a.at_sums), memory, (float *)(memory + a.at_scales));
 }
 
 /* All copies are in flight together: one after another, by registers, 8 tokens of 14336 columns took 7 us more. */

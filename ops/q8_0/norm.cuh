@@ -12,16 +12,29 @@ enum { Q8_0_NORM_HELD = Q8_0_MAX_FUSED_NORM / PARTS }; /* columns that a thread 
 
 static_assert(PARTS == 256 && RIDGE_Q8_0_BLOCK == 32, "a warp has a block");
 
-/* This thread's columns of a row; zeros past it. */
-template <int HELD> static __device__ __forceinline__ void q8_0_norm_load(const char *row, int n, bool bf16, float *v)
+/* ridge_q8_0_x_scale without a branch. A quotient by 127 is rn by one Newton step: its remainder is exact, also where
+ * the quotient is subnormal, and no quotient lies halfway between two floats. */
+static __device__ __forceinline__ float q8_0_x_scale(uint32_t amax, float *reciprocal)
 {
-#pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        const int j = (int)threadIdx.x + PARTS * k;
+    const float a = __uint_as_float(amax), inverse = 1.0f / 127.0f, near = a * inverse;
+    const float d = ridge_fma(ridge_fma(-127.0f, near, a), inverse, near);
+    const bool normal = amax < 0x7f800000u && d >= 0x1p-126f;
 
-        v[k] = 0.0f;
-        if (j < n)
-            v[k] = bf16 ? num_load<RIDGE_BF16>(row, j) : num_load<RIDGE_F32>(row, j);
+    *reciprocal = normal ? ridge_rcp(d) : 0.0f;
+    return normal ? d : amax < 0x7f800000u ? 0.0f : __uint_as_float(0x7fc00000u);
+}
+
+/* This thread's columns of a row, of which it has n from `first` on; zeros past them. */
+template <int HELD> static __device__ __forceinline__ void q8_0_norm_load(const char *first, int n, bool bf16, float *v)
+{
+    if (bf16) { /* one branch, so that the loads follow one another */
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            v[k] = PARTS * k < n ? num_load<RIDGE_BF16>(first, PARTS * k) : 0.0f;
+    } else {
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            v[k] = PARTS * k < n ? num_load<RIDGE_F32>(first, PARTS * k) : 0.0f;
     }
 }
 
@@ -37,34 +50,41 @@ template <int HELD> static __device__ __forceinline__ float q8_0_norm_partial(co
 }
 
 /* The codes and scales of the row with its norm, into shared memory, by the first 256 threads of a CTA; all threads
- * call it. w: this thread's weights of the norm, as q8_0_norm_load has them; part: 256 floats of shared memory. */
-template <int HELD>
-static __device__ __forceinline__ void q8_0_normalise(const char *row, bool bf16, int blocks, float eps, const float *w,
-                                                      float *part, char *codes, float *scales)
+ * call it. from: this thread's first column; w: this thread's weights of the norm, as q8_0_norm_load has them; part:
+ * 256 floats of shared memory. */
+template <int HELD, bool ROOM>
+static __device__ __forceinline__ void q8_0_normalise(const char *from, bool bf16, int blocks, float eps,
+                                                      const float *w, float *part, char *codes, float *scales)
 {
     const int n = blocks * RIDGE_Q8_0_BLOCK, lane = threadIdx.x % 32;
     const int first = (int)threadIdx.x - lane; /* of the warp's columns */
     float v[HELD], factor, scale, r;
+    uint32_t most = 0;
 
-    if (threadIdx.x < PARTS) {
-        q8_0_norm_load<HELD>(row, n, bf16, v);
+    if (ROOM || threadIdx.x < PARTS) {
+        q8_0_norm_load<HELD>(from, n - (int)threadIdx.x, bf16, v);
         part[threadIdx.x] = q8_0_norm_partial<HELD>(v);
     }
     __syncthreads(); /* all partial sums are written before they are read */
-    if (threadIdx.x >= PARTS)
+    if (!ROOM && threadIdx.x >= PARTS)
         return;
     factor = ridge_rms_factor(rows_tree(part), n, eps);
 #pragma unroll
-    for (int k = 0; k < HELD; k++)
+    for (int k = 0; k < HELD; k++) {
+        uint32_t block;
+
         v[k] = v[k] * factor * w[k];
-    scale = rows_scales<HELD>(v, &r);
-    if (lane < HELD && first + PARTS * lane < n)
+        block = __reduce_max_sync(~0u, ridge_magnitude(v[k]));
+        most = lane == k ? block : most;
+    }
+    scale = q8_0_x_scale(most, &r); /* lane k: of block k */
+    if (lane < HELD && (ROOM || first + PARTS * lane < n))
         scales[(first + PARTS * lane) / RIDGE_Q8_0_BLOCK] = scale;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         const int code = ridge_q8_0_x_code(v[k], __shfl_sync(~0u, r, k));
 
-        if (first + PARTS * k < n) /* whole warps */
+        if (ROOM || first + PARTS * k < n) /* whole warps */
             codes[(int)threadIdx.x + PARTS * k] = (char)code;
     }
 }
