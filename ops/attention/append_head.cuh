@@ -61,8 +61,8 @@ template <int HELD> static __device__ __forceinline__ void append_norm(const app
             part[i] += part[i + s];
 #pragma unroll
     for (int s = 16; s > 0; s /= 2)
-        part[0] += __shfl_down_sync(~0u, part[0], s);
-    factor = ridge_rms_factor(__shfl_sync(~0u, part[0], 0), p.n, p.eps);
+        part[0] += __shfl_xor_sync(~0u, part[0], s);
+    factor = ridge_rms_factor(part[0], (int)p.n, p.eps); /* of 32 bits: one instruction */
 #pragma unroll
     for (int i = 0; i < HELD; i++)
         y[i] = y[i] * factor * w[i];

@@ -4,18 +4,22 @@
  *
  *   before the wait  (with RIDGE_WEIGHTS_CONST) keys and values by cp.async, bias, norms, and the angles
  *   heads            a warp each for q, k and v
- *   dots             two lanes a key, 8 columns of every 16 each, which are half of the sixteen partials
+ *   dots             two lanes a key, 8 columns of every 16 each, which are half of the sixteen partials; values
+ *                    may still be on their way
  *   values           two warps a chunk of 32 positions
  *   merge            the pieces of a query are a cluster: o, m and l go to CTA 0 by st.async, which adds and stores
- * them
  *
  * Every CTA of a KV head computes k and v of the token anew where its piece has the position; the one of the group's
- * first query writes them to the cache. All take what was loaded for that row from themselves. */
+ * first query writes them to the cache. All take what was loaded for that row from themselves. Loops are short, since
+ * the kernel is as slow as its code is fetched: each CTA runs it once, on a multiprocessor that ran other kernels. */
+#include "cuda/keep.cuh"
+
 #include "append_head.cuh"
 #include "merge.cuh"
 
 enum { CHUNK = RIDGE_ATTENTION_CHUNK, PIECE = RIDGE_ATTENTION_PIECE, CHUNKS = PIECE / CHUNK };
 enum { WARPS = 8, THREADS = 32 * WARPS, CLUSTER = 8 };
+enum { KEY_STEPS = 2 /* of 16 columns */, VALUE_STEP = 8 /* positions */ };
 enum { HEADS = 3 /* q, k, v */, ANGLES = 32 * HEADS /* the first thread of those that compute them */ };
 
 static_assert(2 * PIECE == THREADS && WARPS == 2 * CHUNKS, "two threads a key, two warps a chunk");
@@ -70,31 +74,35 @@ static __device__ __forceinline__ void load_weights(const append_args &a, int wh
     }
 }
 
-/* Head h with bias and norm, in f32. */
+/* A head with bias and norm, in f32. x: the lane's first column. */
 template <int HELD>
-static __device__ __forceinline__ void make_head(const append_args &a, int which, int h, head_weights<HELD> *w,
-                                                 float *row)
+static __device__ __forceinline__ void make_head(const append_args &a, const char *x, int bf16, int normed,
+                                                 const head_weights<HELD> *w, float *row)
 {
     float y[HELD];
 
+    if (bf16) {
 #pragma unroll
-    for (int i = 0; i < HELD; i++) {
-        const int64_t at = (int64_t)h * a.n + threadIdx.x % 32 + 32 * i;
-
-        y[i] = a.x_bf16 ? num_load<RIDGE_BF16>(a.x, at) : num_load<RIDGE_F32>(a.x, at);
+        for (int i = 0; i < HELD; i++)
+            y[i] = num_load<RIDGE_BF16>(x, 32 * i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+            y[i] = num_load<RIDGE_F32>(x, 32 * i);
     }
+    if (a.bias)
 #pragma unroll
-    for (int i = 0; i < HELD; i++)
-        if (a.bias)
+        for (int i = 0; i < HELD; i++)
             y[i] += w->bias[i];
-    if (which == 0 ? a.q_norm : which == 1 ? a.k_norm : NULL)
+    if (normed)
         append_norm<HELD>(a, w->norm, y);
 #pragma unroll
     for (int i = 0; i < HELD; i++)
         row[threadIdx.x % 32 + 32 * i] = y[i];
 }
 
-/* Turns q and k; k and v of the token go to their row of the piece, and to the cache. own: that row, or -1. */
+/* Turns q and k; k and v of the token go to their row of the piece, and to the cache. own: that row, or -1. The value
+ * is placed later, when its row has been loaded. */
 template <int KV, int N>
 static __device__ __forceinline__ void place_heads(const append_query_args &g, query_shared<N> *s, int own, int kv_head,
                                                    bool writes)
@@ -103,28 +111,57 @@ static __device__ __forceinline__ void place_heads(const append_query_args &g, q
     const int turned = (int)a.n_rot / 2;
     const int64_t at = ((int64_t)blockIdx.x * PIECE + own) * N;
 
+#pragma unroll 1
     for (int i = threadIdx.x; i < (own < 0 ? 1 : HEADS) * (N / 2); i += THREADS) {
         const int which = i / (N / 2), pair = i % (N / 2);
         const bool turns = which < 2 && pair < turned;
         const int first = pair < turned ? (a.halves ? pair : 2 * pair) : 2 * pair;
-        const int far = turns && a.halves ? turned : 1, second = pair < turned && a.halves ? pair + turned : first + 1;
-        float *row = s->row[which];
+        const int second = pair < turned && a.halves ? pair + turned : first + 1;
+        const float2 angle = s->turn[pair];
+        float *row = s->row[which], x0 = row[first], x1 = row[second];
 
         if (turns)
-            append_turn(row + first, far, s->turn[pair].x, s->turn[pair].y);
-        if (which == 0)
+            ridge_rope_rotate(x0, x1, angle.x, angle.y, &x0, &x1);
+        if (which == 0) {
+            row[first] = x0;
+            row[second] = x1;
             continue;
-        char *const to = which == 1 ? s->k + own * query_shared<N>::PITCH : s->v + own * 2 * N;
+        }
+        if (which == 1) {
+            char *const to = s->k + own * query_shared<N>::PITCH;
 
-        num_store<KV>(to, first, row[first]);
-        num_store<KV>(to, second, row[second]);
+            num_store<KV>(to, first, x0);
+            num_store<KV>(to, second, x1);
+        }
         if (writes) {
             char *const cache = which == 1 ? a.k + kv_head * a.k_stride : a.v + kv_head * a.v_stride;
 
-            num_store<KV>(cache, at + first, row[first]);
-            num_store<KV>(cache, at + second, row[second]);
+            num_store<KV>(cache, at + first, x0);
+            num_store<KV>(cache, at + second, x1);
         }
     }
+}
+
+/* With a soft cap: seldom used, so that its code lies apart. */
+static __device__ __noinline__ float capped_score(float dot, float scale, float softcap)
+{
+    return ridge_attention_score(dot, scale, softcap);
+}
+
+/* The largest of the warps' maxima, none of which is NaN. */
+static __device__ __forceinline__ float most_of(const float *most)
+{
+    float m[WARPS];
+
+#pragma unroll
+    for (int i = 0; i < WARPS; i++)
+        m[i] = most[i];
+#pragma unroll
+    for (int h = WARPS / 2; h > 0; h /= 2)
+#pragma unroll
+        for (int i = 0; i < h; i++)
+            m[i] = ridge_attention_max(m[i], m[i + h]);
+    return m[0];
 }
 
 /* The dot product of the query with the thread's key, which two threads 16 lanes apart get. */
@@ -134,7 +171,7 @@ template <int KV, int N> static __device__ __forceinline__ float multiply_key(co
     const char *k = s->k + key * query_shared<N>::PITCH + 2 * half;
     float part[8] = {};
 
-#pragma unroll
+#pragma unroll KEY_STEPS
     for (int j = 0; j < N; j += 16) {
         const float4 a = *(const float4 *)(s->row[0] + j + half), b = *(const float4 *)(s->row[0] + j + half + 4);
         float x[8];
@@ -157,39 +194,49 @@ template <int KV, int N> static __device__ __forceinline__ float multiply_key(co
     return part[0] + __shfl_xor_sync(~0u, part[0], 16);
 }
 
-/* The warp's columns of its chunk's values, and l of the chunk. low, high: the positions of the piece that are seen. */
+/* The warp's columns of its chunk's values, and l of the chunk. low, high: the positions of the piece that are seen.
+ * Steps of 16 positions have no remainder: what is not seen is loaded and left out. */
 template <int KV, int N> static __device__ __forceinline__ void sum_values(query_shared<N> *s, int low, int high)
 {
-    enum { COLUMNS = N / 64 };
+    enum { COLUMNS = N / 64, STEP = VALUE_STEP };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunk = warp / 2;
     const int c0 = (warp % 2 * 32 + lane) * COLUMNS, end = min(high, (chunk + 1) * (int)CHUNK);
     float sum[COLUMNS] = {}, l = s->weight[chunk * CHUNK + lane];
 
-#pragma unroll 8
-    for (int i = max(low, chunk * (int)CHUNK); i < end; i++) {
-        const char *v = s->v + (i * N + c0) * 2;
-        float x[COLUMNS < 2 ? 2 : COLUMNS];
+    if (warp % 2 == 0) {
+#pragma unroll
+        for (int h = 16; h > 0; h /= 2)
+            l += __shfl_down_sync(~0u, l, h);
+        if (lane == 0)
+            s->length[chunk] = l;
+    }
+#pragma unroll 1
+    for (int base = chunk * (int)CHUNK; base < end; base += STEP) {
+        float x[STEP][COLUMNS < 2 ? 2 : COLUMNS], w[STEP];
 
-        if (COLUMNS == 1)
-            x[0] = num_load<KV>(v, 0);
-        else
 #pragma unroll
-            for (int c = 0; c < COLUMNS; c += 2)
-                num_unpack2<KV>(*(const uint32_t *)(v + 2 * c), x + c, x + c + 1);
+        for (int i = 0; i < STEP; i++) {
+            const char *v = s->v + ((base + i) * N + c0) * 2;
+
+            if (i % 4 == 0)
+                *(float4 *)(w + i) = *(const float4 *)(s->weight + base + i);
+            if (COLUMNS == 1)
+                x[i][0] = num_load<KV>(v, 0);
+            else
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++)
-            sum[c] = ridge_fma(s->weight[i], x[c], sum[c]);
+                for (int c = 0; c < COLUMNS; c += 2)
+                    num_unpack2<KV>(*(const uint32_t *)(v + 2 * c), x[i] + c, x[i] + c + 1);
+        }
+#pragma unroll
+        for (int i = 0; i < STEP; i++)
+            if (base + i >= low && base + i < end)
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c++)
+                    sum[c] = ridge_fma(w[i], x[i][c], sum[c]);
     }
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++)
         s->o[chunk][c0 + c] = sum[c];
-    if (warp % 2)
-        return;
-#pragma unroll
-    for (int h = 16; h > 0; h /= 2)
-        l += __shfl_down_sync(~0u, l, h);
-    if (lane == 0)
-        s->length[chunk] = l;
 }
 
 /* Four columns of o of the piece, and l. */
@@ -244,7 +291,7 @@ static __global__ void __launch_bounds__(THREADS, 3) append_query(const __grid_c
 #if __CUDA_ARCH__ >= 900
     enum { HELD = N / 32 };
     extern __shared__ float4 shared[];
-    query_shared<N> *s = (query_shared<N> *)shared;
+    query_shared<N> *s = (query_shared<N> *)keep_shared(shared);
     const attention_args &p = g.p;
     const append_args &a = g.a;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, angle = (int)threadIdx.x - ANGLES;
@@ -274,24 +321,31 @@ static __global__ void __launch_bounds__(THREADS, 3) append_query(const __grid_c
 
     attention_range(&p, pos, &low, &high);
     const int first = (int)(low / PIECE), end = low < high ? (int)attention_pieces_of(high) : 0; /* pieces */
-    const int own = pos >= 0 && pos < p.positions && pos / PIECE == piece ? (int)(pos % PIECE) : -1;
-    const bool seen = piece >= first && piece < end;
+    int own = pos >= 0 && pos < p.positions && pos / PIECE == piece ? (int)(pos % PIECE) : -1;
+    int seen = piece >= first && piece < end;
+    int from = (int)max(low - (int64_t)piece * PIECE, (int64_t)0); /* in the piece */
+    int to = (int)min(high - (int64_t)piece * PIECE, (int64_t)PIECE);
+    int writes = head % (int)p.group == 0, pieces = max(end - first, 0), begin = first;
+    const char *const x = keep_global(a.x + ((int64_t)h * N + lane) * (a.x_bf16 ? 2 : 4));
+    const int normed = warp == 0 ? a.q_norm != NULL : warp == 1 && a.k_norm;
 
-    low = max(low - (int64_t)piece * PIECE, (int64_t)0); /* in the piece */
-    high = min(high - (int64_t)piece * PIECE, (int64_t)PIECE);
+    /* Computed here, not behind the barriers where they are used. */
+    asm volatile("" : "+r"(from), "+r"(to), "+r"(own), "+r"(seen), "+r"(writes), "+r"(pieces), "+r"(begin));
+    ptx_cluster_wait(); /* CTA 0 has initialised its mbarrier */
     if (g.early)
         ptx_grid_dependency_wait();
     if (warp < HEADS)
-        make_head<HELD>(a, warp, h, &weights, s->row[warp]);
-    mma_copy_wait_for<0>();
-    __syncthreads(); /* heads, angles and the cache are written before other threads read them */
-    place_heads<KV>(g, s, own, kv_head, head % (int)p.group == 0);
+        make_head<HELD>(a, x, a.x_bf16, normed, &weights, s->row[warp]);
+    mma_copy_wait_for<1>();
+    __syncthreads(); /* heads, angles and keys are written before other threads read them */
+    place_heads<KV>(g, s, own, kv_head, writes);
     __syncthreads(); /* the query and the new key are written before all threads read them */
     if (seen) {
         const int key = warp * 16 + lane % 16;
         const float dot = multiply_key<KV>(s, key);
-        const bool sees = key >= low && key < high;
-        const float score = sees ? ridge_attention_score(dot, p.scale, p.softcap) : -INFINITY;
+        const bool sees = key >= from && key < to;
+        const float open = p.softcap > 0.0f ? capped_score(dot, p.scale, p.softcap) : dot * p.scale;
+        const float score = sees ? open : -INFINITY;
         float m = ridge_attention_max(-INFINITY, score);
 
 #pragma unroll
@@ -299,17 +353,16 @@ static __global__ void __launch_bounds__(THREADS, 3) append_query(const __grid_c
             m = ridge_attention_max(m, __shfl_xor_sync(~0u, m, i));
         if (lane == 0)
             s->most[warp] = m;
-        __syncthreads(); /* the warps' maxima are written before all threads read them */
-        m = s->most[0];
-#pragma unroll
-        for (int i = 1; i < WARPS; i++)
-            m = ridge_attention_max(m, s->most[i]);
+        mma_copy_wait_for<0>();
+        __syncthreads(); /* the warps' maxima, and values, are written before all threads read them */
+        if (own >= 0 && threadIdx.x < N)
+            num_store<KV>(s->v + own * 2 * N, threadIdx.x, s->row[2][threadIdx.x]);
+        m = most_of(s->most);
         if (lane < 16)
             s->weight[key] = sees ? ridge_attention_weight(m, score) : 0.0f;
         __syncthreads(); /* all weights are written before they are read */
-        sum_values<KV>(s, (int)low, (int)high);
-        __syncthreads();    /* o and l of the chunks are written before they are added */
-        ptx_cluster_wait(); /* CTA 0 has initialised its mbarrier */
+        sum_values<KV>(s, from, to);
+        __syncthreads(); /* o and l of the chunks are written before they are added */
         if (threadIdx.x < N / 4) {
             const uint32_t bar = ptx_map(ptx_shared(&s->merged), 0);
             float l;
@@ -320,15 +373,15 @@ static __global__ void __launch_bounds__(THREADS, 3) append_query(const __grid_c
                 ptx_store_async2(ptx_map(ptx_shared(&s->ml[piece]), 0), m, l, bar);
         }
     } else {
-        ptx_cluster_wait();
+        mma_copy_wait_for<0>();
     }
     if (piece > 0)
         return;
     if (threadIdx.x == 0)
-        ptx_mbarrier_expect(ptx_shared(&s->merged), (uint32_t)max(end - first, 0) * (N + 2) * 4);
+        ptx_mbarrier_expect(ptx_shared(&s->merged), (uint32_t)pieces * (N + 2) * 4);
     if (threadIdx.x < N / 4) {
         ptx_mbarrier_wait(ptx_shared(&s->merged), 0);
-        merge_pieces(p, s, head, 4 * threadIdx.x, first, end);
+        merge_pieces(p, s, head, 4 * threadIdx.x, begin, begin + pieces);
     }
 #endif
 }
