@@ -1,16 +1,19 @@
 /* experts.cuh: moe_gate_up_swiglu and moe_down with weights in block formats: the main loop of mma.cuh on the tiles of
- * the experts that a list names (ops/moe/list.cuh), sm_80 up, with copies by cp.async.
+ * the experts that a list names (ops/moe/list.cuh), sm_80 up.
  *
- * A product is a tile of 16 rows of an entry of the list, of one pair two tiles with the same x: gate and up, or two of
- * down. Its columns are the entry's pairs of token and slot: eight, or one where there are no more pairs than experts,
- * so that few of them share one; those that do find its weights in L2. A warp computes
- * a product alone, or 2 or 4 warps share it (`split`) where there are few products. The units of a product are four
- * chains, unit modulo four, which a warp goes through one after another. No barrier lies between products; copies go on
- * from one into the next, the first as soon as the list is known.
+ * A product is a tile of 16 rows of an entry of the list. Its columns are the entry's pairs of token and slot: eight,
+ * or one where there are no more pairs than experts, so that few of them share one; those that do find its weights in
+ * L2. A warp computes a product alone, or 2 or 4 warps share it (`split`) where there are few products. The units of a
+ * product are four chains, unit modulo four, which a warp goes through one after another. No barrier lies between
+ * products; copies go on from one into the next, the first as soon as the list is known (expert_copies.cuh).
  *
- *     gate_up  the warps of a team have 32 rows of an entry, which become a block of codes
- *     down     a CTA's products are those of `batch` steps of 16 or 32 rows times all entries, which its warps share
- *              out; then all threads add the slots of these rows
+ * With one pair an entry, latencies and not only instructions are what takes time, so that 24 warps do better than 12
+ * with two tiles each. They have 80 registers: bulk copies, which are one instruction, and all that is wanted once a
+ * unit or once a product lies in shared memory.
+ *
+ *     gate_up  four products, two of gate and two of up, are 32 rows of an entry, which become a block of codes
+ *     down     a CTA's products are those of `batch` steps of 16 rows times all entries, which its warps share out;
+ *              then all threads add the slots of these rows
  *
  * Results wait in shared memory. A barrier (named 1 + team for gate_up) orders their writes before their reads. Those
  * of gate_up have two buffers, so that it orders the reads of one before its next writes too; down has a second
@@ -18,200 +21,23 @@
 #ifndef RIDGE_BLOCKS_EXPERTS_CUH
 #define RIDGE_BLOCKS_EXPERTS_CUH
 
-#include "mma.cuh"
-#include "ops/moe/args.cuh"
-#include "ops/moe/list.cuh"
-
-/* Warps of a CTA: as many as registers allow. Tiles of a product. Warps of gate_up's team with a product each: 32 rows.
- */
-#define EXPERT_WARPS(columns) ((columns) == 1 ? 12 : 8)
-#define EXPERT_TILES(columns) ((columns) == 1 ? 2 : 1)
-#define EXPERT_TEAM(columns) (4 / EXPERT_TILES(columns))
-
-typedef struct block_expert_args {
-    moe_args p;
-    block_mma_args x; /* x, units, depth */
-    int tiles, works; /* of 16 rows; steps of 32 rows of gate_up, of 16 `each` of down */
-    int warps;        /* of a CTA */
-    int split;        /* of a product: 1, 2 or 4 warps */
-    int each;         /* tiles of a product: EXPERT_TILES, or 1 of down that has few */
-    int batch;        /* steps of down whose products are shared out together */
-    int results;      /* floats of one buffer: of a team of gate_up, of the CTA */
-    int64_t tile_bytes;
-    uint32_t at_list, at_results;
-} block_expert_args;
-
-/* ---------------------------------------------------------------------------------------------------------- products
- */
-
-/* A warp's products, one after another: a step of rows of an entry. gate_up: of all; down: of those of this CTA in a
- * batch. No division but at the beginning: they would be a third of all instructions outside of the loop over units. */
-typedef struct expert_pos {
-    int step, entry, batch;
-} expert_pos;
-
-/* What a warp is: which share of a product, and which product of its team; and what its CTA has. */
-typedef struct expert_warp {
-    int lane, share, product, team, teams;
-    int own, entries, steps; /* chains of a share; of the list; of down, of this CTA */
-} expert_warp;
-
-template <int COLUMNS> static __device__ __forceinline__ expert_warp expert_warp_of(const block_expert_args &a)
-{
-    enum { TEAM = EXPERT_TEAM(COLUMNS) };
-    const int warp = threadIdx.x / 32, product = warp / a.split;
-    expert_warp w = {(int)threadIdx.x % 32, warp % a.split, 0, product, a.warps / a.split, 4 / a.split, 0, 0};
-
-    if (!a.p.down) {
-        w.product = product % TEAM;
-        w.team = product / TEAM;
-        w.teams = a.warps / (TEAM * a.split);
-    } else {
-        w.steps = (a.works - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
-    }
-    return w;
-}
-
-/* down: how many steps this CTA has in a batch. */
-static __device__ __forceinline__ int expert_batch_steps(const block_expert_args &a, const expert_warp &w, int batch)
-{
-    return max(0, min(a.batch, w.steps - batch * a.batch));
-}
-
-static __device__ __forceinline__ expert_pos expert_begin(const block_expert_args &a, const expert_warp &w)
-{
-    const int first = (int)blockIdx.x + w.team * (int)gridDim.x;
-
-    return a.p.down ? expert_pos{0, w.team, 0} : expert_pos{first % a.works, first / a.works, 0};
-}
-
-/* Goes to the next position that is one of a product; false: there is none. */
-static __device__ __forceinline__ bool expert_find(const block_expert_args &a, const expert_warp &w, expert_pos *at)
-{
-    if (!a.p.down) {
-        for (; at->step >= a.works; at->step -= a.works)
-            at->entry++;
-        return w.team < w.teams && at->entry < w.entries;
-    }
-    for (int steps; w.entries && (steps = expert_batch_steps(a, w, at->batch)) > 0;) {
-        for (; at->entry >= w.entries; at->entry -= w.entries)
-            at->step++;
-        if (at->step < steps)
-            return true;
-        *at = {0, w.team, at->batch + 1};
-    }
-    return false;
-}
-
-static __device__ __forceinline__ void expert_advance(const block_expert_args &a, const expert_warp &w, expert_pos *at)
-{
-    if (a.p.down)
-        at->entry += w.teams;
-    else
-        at->step += w.teams * (int)gridDim.x;
-}
-
-/* The step of down in the weight. */
-static __device__ __forceinline__ int expert_step(const block_expert_args &a, int batch, int step)
-{
-    return (int)blockIdx.x + (int)gridDim.x * (batch * a.batch + step);
-}
-
-/* The unit after `unit` in a share, which has the chains share * (4 / split) and so on; those behind the last: none. */
-static __device__ __forceinline__ int expert_next_unit(const block_expert_args &a, const expert_warp &w, int unit)
-{
-    const int chain = (unit & 3) + 1;
-
-    if (unit + 4 < a.x.units)
-        return unit + 4;
-    return chain < (w.share + 1) * w.own && chain < a.x.units ? chain : a.x.units;
-}
-
-/* ---------------------------------------------------------------------------------------------------------- weights */
-
-template <int COLUMNS> struct expert_loader {
-    expert_pos at;
-    int unit;                                   /* -1: all are copied */
-    const uint8_t *from[EXPERT_TILES(COLUMNS)]; /* of each tile of the product */
-};
-
-/* Goes to the first unit of the product at l->at, or of the next. A tile behind the last is the last one again. */
-template <int COLUMNS>
-static __device__ __forceinline__ void expert_seek(const block_expert_args &a, const moe_list *list,
-                                                   const expert_warp &w, int unit_bytes, expert_loader<COLUMNS> *l)
-{
-    enum { TILES = EXPERT_TILES(COLUMNS) };
-    const int first = w.share * w.own;
-
-    l->unit = -1;
-    if (first >= a.x.units || !expert_find(a, w, &l->at))
-        return;
-    l->unit = first;
-#pragma unroll
-    for (int i = 0; i < TILES; i++) {
-        const int sub = a.p.down ? 0 : TILES == 2 ? i : w.product >> 1;
-        const int tile =
-            a.p.down ? a.each * expert_step(a, l->at.batch, l->at.step) + i : 2 * l->at.step + (w.product & 1);
-        const moe_weight &m = a.p.weight[sub];
-
-        l->from[i] = (const uint8_t *)m.data + list->expert[l->at.entry] * m.stride +
-                     min(tile, a.tiles - 1) * a.tile_bytes + first * unit_bytes;
-    }
-}
-
-/* Copies the next unit of this warp into a stage and advances. */
-template <class F, int COLUMNS>
-static __device__ __forceinline__ void expert_copy(const block_expert_args &a, const moe_list *list,
-                                                   const expert_warp &w, expert_loader<COLUMNS> *l, uint32_t stage)
-{
-    if (l->unit >= 0) {
-        const int next = expert_next_unit(a, w, l->unit);
-
-#pragma unroll
-        for (int i = 0; i < EXPERT_TILES(COLUMNS); i++) {
-            if (i < a.each)
-                block_copy_unit<F, 0>(l->from[i], F::SMALL && a.x.tail && l->unit == a.x.units - 1,
-                                      stage + (uint32_t)(i * F::UNIT), 0, w.lane);
-            l->from[i] += (next - l->unit) * F::UNIT;
-        }
-        l->unit = next;
-        if (next >= a.x.units) {
-            expert_advance(a, w, &l->at);
-            expert_seek<COLUMNS>(a, list, w, F::UNIT, l);
-        }
-    }
-    mma_copy_commit();
-}
+#include "expert_copies.cuh"
 
 /* ------------------------------------------------------------------------------------------------------------- sums */
 
-/* Sums of a chain. Of one token, for each tile, that of the run and row that a lane owns; of several [run][as the D
- * operand has them]. And of the chains before it. */
+/* Sums of a chain. Of one token that of the run and row that a lane owns: chains are written as they end. Of several
+ * [run][as the D operand has them], and of the chains before it. */
 template <int COLUMNS> struct expert_sums {
     float v[2][4];
     float all[4], last[4];
 };
 template <> struct expert_sums<1> {
-    float v[2];
-    float all[2], last[2];
+    float v;
 };
-
-#define EXPERT_SUMS(COLUMNS) ((COLUMNS) == 1 ? 2 : 4)
-
-/* Element e of a chain, in lanes that expert_row and expert_column name. */
-static __device__ __forceinline__ float expert_sum(const expert_sums<1> *s, int e)
-{
-    return s->v[e] + __shfl_xor_sync(~0u, s->v[e], 2);
-}
-
-static __device__ __forceinline__ float expert_sum(const expert_sums<8> *s, int e)
-{
-    return s->v[0][e] + s->v[1][e];
-}
 
 static __device__ __forceinline__ void expert_clear(expert_sums<1> *s)
 {
-    s->v[0] = s->v[1] = 0.0f;
+    s->v = 0.0f;
 }
 
 static __device__ __forceinline__ void expert_clear(expert_sums<8> *s)
@@ -221,12 +47,50 @@ static __device__ __forceinline__ void expert_clear(expert_sums<8> *s)
         s->v[i / 4][i % 4] = 0.0f;
 }
 
-/* Adds a share's chain of number i: (0 + 1) + (2 + 3). */
-template <int COLUMNS> static __device__ __forceinline__ void expert_add_chain(expert_sums<COLUMNS> *s, int i)
+/* Parts of a result: the chains, or the shares. */
+template <int COLUMNS> static __device__ __forceinline__ int expert_parts(const block_expert_args &a)
 {
+    return COLUMNS == 1 ? 4 : a.split;
+}
+
+/* Where a part of a product of gate_up lies, [part][gate, up][column][32 rows], or of down, [pair][part][rows]. */
+template <int COLUMNS, int DOWN>
+static __device__ __forceinline__ float *expert_part(const block_expert_args &a, const moe_list *list,
+                                                     const expert_state *at, int column, int part, float *results)
+{
+    const int product = expert_warp_of<0>(a).product;
+
+    if (DOWN)
+        return results + at->now.to +
+               (list->pair[at->now.pos.entry][column] * expert_parts<COLUMNS>(a) + part) * BLOCK_ROWS;
+    return results + at->now.to + ((part * 2 + (product >> 1)) * COLUMNS + column) * 32 + (product & 1) * BLOCK_ROWS;
+}
+
+/* Ends a share's chain of number i. */
+template <int DOWN>
+static __device__ __forceinline__ void expert_end_chain(const block_expert_args &a, const moe_list *list,
+                                                        const expert_state *at, int i, expert_sums<1> *s,
+                                                        float *results)
+{
+    const expert_warp w = expert_warp_of<DOWN>(a);
+
+    expert_part<1, DOWN>(a, list, at, 0, w.share * a.own + i, results)[block_own_row(w.lane)] =
+        s->v + __shfl_xor_sync(~0u, s->v, 2);
+    expert_clear(s);
+}
+
+/* (0 + 1) + (2 + 3), written with the last one. */
+template <int DOWN>
+static __device__ __forceinline__ void expert_end_chain(const block_expert_args &a, const moe_list *list,
+                                                        const expert_state *at, int i, expert_sums<8> *s,
+                                                        float *results)
+{
+    const expert_warp w = expert_warp_of<DOWN>(a);
+
 #pragma unroll
-    for (int e = 0; e < EXPERT_SUMS(COLUMNS); e++) {
-        const float v = expert_sum(s, e);
+    for (int e = 0; e < 4; e++) {
+        const int column = 2 * (w.lane % 4) + (e & 1);
+        const float v = s->v[0][e] + s->v[1][e];
 
         if (i == 0)
             s->all[e] = v;
@@ -236,40 +100,21 @@ template <int COLUMNS> static __device__ __forceinline__ void expert_add_chain(e
             s->last[e] = v;
         else
             s->all[e] += s->last[e] + v;
+        if (i == a.own - 1 && (!DOWN || column < list->count[at->now.pos.entry]))
+            expert_part<8, DOWN>(a, list, at, column, w.share, results)[w.lane / 4 + 8 * (e >> 1)] = s->all[e];
     }
     expert_clear(s);
 }
 
-/* Writes a share's part of a product of gate_up, [share][gate, up][column][32 rows], or of down, [pair][share][rows of
- * a step]. */
+/* A result: its parts are `pitch` floats apart. */
 template <int COLUMNS>
-static __device__ __forceinline__ void expert_write(const block_expert_args &a, const moe_list *list,
-                                                    const expert_warp &w, const expert_sums<COLUMNS> *s, int entry,
-                                                    float *to)
-{
-    enum { TILES = EXPERT_TILES(COLUMNS) };
-
-#pragma unroll
-    for (int e = 0; e < EXPERT_SUMS(COLUMNS); e++) {
-        const int column = COLUMNS == 1 ? 0 : 2 * (w.lane % 4) + (e & 1), tile = COLUMNS == 1 ? e : 0;
-        const int row = COLUMNS == 1 ? block_own_row(w.lane) : w.lane / 4 + 8 * (e >> 1);
-        const int sub = TILES == 2 ? tile : w.product >> 1;
-
-        if (!a.p.down)
-            to[((w.share * 2 + sub) * COLUMNS + column) * 32 + (w.product & 1) * BLOCK_ROWS + row] = s->all[e];
-        else if (column < list->count[entry] && tile < a.each)
-            to[((list->pair[entry][column] * a.split + w.share) * a.each + tile) * BLOCK_ROWS + row] = s->all[e];
-    }
-}
-
-/* The shares of a result, `pitch` floats apart. */
-static __device__ __forceinline__ float expert_add_shares(const block_expert_args &a, const float *from, int pitch)
+static __device__ __forceinline__ float expert_result(const block_expert_args &a, const float *from, int pitch)
 {
     float v = from[0];
 
-    if (a.split > 1)
+    if (COLUMNS == 1 || a.split > 1)
         v += from[pitch];
-    if (a.split > 2)
+    if (COLUMNS == 1 || a.split > 2)
         v += from[2 * pitch] + from[3 * pitch];
     return v;
 }
@@ -277,47 +122,49 @@ static __device__ __forceinline__ float expert_add_shares(const block_expert_arg
 /* ----------------------------------------------------------------------------------------------------------- results
  */
 
-/* gate_up: the warps of a team store the entry's pairs. */
+/* gate_up: the warps of a team store the entry's pairs. One pair is stored by another product's warp in each team:
+ * those of one number share a scheduler. */
 template <int COLUMNS>
 static __device__ __forceinline__ void expert_store_slots(const block_expert_args &a, const moe_list *list,
                                                           const expert_pos &at, const float *results)
 {
-    const int expert = list->expert[at.entry], lane = threadIdx.x % 32;
-    const int row = at.step * 2 * BLOCK_ROWS, step = EXPERT_TEAM(COLUMNS) * a.split;
+    const expert_warp w = expert_warp_of<0>(a);
+    const int expert = list->expert[at.entry], count = list->count[at.entry];
+    const int row = at.step * 2 * BLOCK_ROWS, mine = w.product + EXPERT_TEAM * w.share;
 
-    for (int column = threadIdx.x / 32 % step; column < list->count[at.entry]; column += step) {
-        const float *from = results + column * 32 + lane;
+    for (int column = COLUMNS == 1 ? mine ^ w.team % EXPERT_TEAM : mine; column < count;
+         column += EXPERT_TEAM * a.split) {
+        const float *from = results + column * 32 + w.lane;
         const int pair = list->pair[at.entry][column], pitch = 2 * COLUMNS * 32;
-        const int bias = min(row + lane, (int)a.p.rows - 1);
-        const float gate = moe_bias(a.p.weight[0], expert, bias, expert_add_shares(a, from, pitch));
-        const float up = moe_bias(a.p.weight[1], expert, bias, expert_add_shares(a, from + COLUMNS * 32, pitch));
+        const int bias = min(row + w.lane, (int)a.p.rows - 1);
+        const float gate = moe_bias(a.p.weight[0], expert, bias, expert_result<COLUMNS>(a, from, pitch));
+        const float up = moe_bias(a.p.weight[1], expert, bias, expert_result<COLUMNS>(a, from + COLUMNS * 32, pitch));
 
         moe_store_slot(a.p, pair / a.p.slots, pair % a.p.slots, row, moe_swiglu_inline(a.p.act, gate, up, a.p.swiglu));
     }
 }
 
-/* down: the results of a batch are [step][pair][share][rows of a step]; a thread has a row of a token. */
-static __device__ __forceinline__ void expert_store_sums(const block_expert_args &a, const moe_list *list,
-                                                         const expert_warp &w, int batch, const float *results)
+/* down: the results of the steps from `first` on are [step][pair][part][rows]; a thread has a row of a token. Slots
+ * without an expert add nothing, whatever lies there. */
+template <int COLUMNS>
+static __device__ __forceinline__ void expert_store_sums(const block_expert_args &a, const moe_list *list, int first,
+                                                         int steps, const float *results)
 {
-    const int rows = a.each * BLOCK_ROWS, per_step = rows * a.p.tokens, pairs = a.p.tokens * a.p.slots;
-
-    for (int i = threadIdx.x; i < per_step * expert_batch_steps(a, w, batch); i += (int)blockDim.x) {
-        const int step = i / per_step, token = i % per_step / rows, r = i % rows;
-        const int row = expert_step(a, batch, step) * rows + r;
+    for (int i = threadIdx.x; i < BLOCK_ROWS * a.p.tokens * steps; i += (int)blockDim.x) {
+        const int r = i % BLOCK_ROWS, step = i / BLOCK_ROWS / a.p.tokens, token = i / BLOCK_ROWS % a.p.tokens;
+        const int row = expert_tile(first + step) * BLOCK_ROWS + r;
         float sum = 0.0f;
 
         if (row >= a.p.rows)
             continue;
+#pragma unroll 4
         for (int slot = 0; slot < a.p.slots; slot++) {
             const int pair = token * a.p.slots + slot, expert = ((const int *)list->ids)[pair];
+            const float *from = results + step * a.results + pair * expert_parts<COLUMNS>(a) * BLOCK_ROWS + r;
+            const float v = expert_result<COLUMNS>(a, from, BLOCK_ROWS);
 
-            if (expert >= 0) {
-                const float *from = results + (step * pairs + pair) * a.split * rows + r;
-
-                sum = __fmaf_rn(list->weight[pair],
-                                moe_bias(a.p.weight[0], expert, row, expert_add_shares(a, from, rows)), sum);
-            }
+            if (expert >= 0)
+                sum = __fmaf_rn(list->weight[pair], moe_bias(a.p.weight[0], expert, row, v), sum);
         }
         moe_store_sum(a.p, token, row, sum);
     }
@@ -336,70 +183,69 @@ static __device__ __forceinline__ void expert_store_rest(const block_expert_args
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
 
-/* One unit of each tile; x: where the records of the entry's pairs for this unit lie (expert_x). Two units without a
- * branch between them: their instructions go side by side, and what is made of x is made once. */
+/* A unit; x: where the records of the entry's pairs for this unit lie (expert_x). */
 template <class F>
 static __device__ __forceinline__ void expert_unit(const char *unit, const char *tables, const char *records,
-                                                   const uint32_t *x, int each, int lane, const uint32_t *column,
+                                                   const uint32_t *x, int lane, const uint32_t *column,
                                                    expert_sums<1> *s)
 {
-    if (each == 1) {
-        block_unit_1<F>(unit, tables, records + x[0], lane, column, &s->v[0]);
-        return;
-    }
-    asm volatile("// two units"); /* or the first would be taken out of both branches */
-    block_unit_1<F>(unit, tables, records + x[0], lane, column, &s->v[0]);
-    block_unit_1<F>(unit + F::UNIT, tables, records + x[0], lane, column, &s->v[1]);
+    block_unit_1<F>(unit, tables, records + x[0], lane, column, &s->v);
 }
 
 template <class F>
 static __device__ __forceinline__ void expert_unit(const char *unit, const char *tables, const char *records,
-                                                   const uint32_t *x, int, int lane, const uint32_t *,
-                                                   expert_sums<8> *s)
+                                                   const uint32_t *x, int lane, const uint32_t *, expert_sums<8> *s)
 {
     block_unit_8<F, 1, 1>(unit, tables, NULL, block_x_at{records + x[0], {records + x[1], records + x[2]}}, 0, lane,
                           s->v);
 }
 
 /* Where the records of the pair in column `column` of an entry begin, of the first one beyond the last. */
-template <class F>
+template <class F, int DOWN>
 static __device__ __forceinline__ uint32_t expert_x(const block_expert_args &a, const moe_list *list, int entry,
                                                     int column)
 {
     const int pair = list->pair[entry][column < list->count[entry] ? column : 0];
 
-    return (uint32_t)((a.p.down ? pair : pair / a.p.slots) * a.x.units * BLOCK_RECORD_1(F::X));
+    return (uint32_t)((DOWN ? pair : a.p.tokens == 1 ? 0 : pair / a.p.slots) * a.x.units * BLOCK_RECORD_1(F::X));
 }
 
-/* A share of a product; at: the stage with its first unit. */
-template <class F, int COLUMNS>
+/* A share of the product at->now. */
+template <class F, int COLUMNS, int DOWN>
 static __device__ __forceinline__ void expert_product(const block_expert_args &a, const moe_list *list,
-                                                      const expert_warp &w, const uint32_t *column, const char *memory,
-                                                      const char *ring, expert_loader<COLUMNS> *l, int *at, int entry,
-                                                      expert_sums<COLUMNS> *s)
+                                                      const uint32_t *column, const char *memory, expert_ring *ring,
+                                                      expert_state *at, float *results)
 {
-    const int lane = w.lane, t = lane % 4;
-    const uint32_t x[3] = {expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : lane / 4),
-                           expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t),
-                           expert_x<F>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t + 1)};
+    const int lane = threadIdx.x % 32, t = lane % 4, first = expert_warp_of<DOWN>(a).share * a.own;
+    const int entry = at->now.pos.entry;
+    const uint32_t x[3] = {expert_x<F, DOWN>(a, list, entry, COLUMNS == 1 ? 0 : lane / 4),
+                           expert_x<F, DOWN>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t),
+                           expert_x<F, DOWN>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t + 1)};
 
-    expert_clear(s);
-    for (int i = 0; i < w.own; i++) {
-        for (int unit = w.share * w.own + i; unit < a.x.units; unit += 4) {
-            const char *stage = ring + *at * EXPERT_TILES(COLUMNS) * F::UNIT;
+    expert_sums<COLUMNS> s;
+
+    expert_clear(&s);
+    for (int i = 0; i < a.own; i++) {
+#pragma unroll 1
+        for (int unit = first + i; unit < a.x.units; unit += 4) {
+            char *const stage = ring->stages + ring->at * EXPERT_STAGE(F::UNIT);
+            const uint32_t bar = ring->bars + 8 * (uint32_t)ring->at;
             const uint32_t skip = (uint32_t)(unit * BLOCK_RECORD_1(F::X));
             const uint32_t own_x[3] = {x[0] + skip, x[1] + skip, x[2] + skip};
 
-            block_wait<0>(0, 0, a.x.depth);
+            block_wait<EXPERT_BULK(COLUMNS)>(bar, ring->phase, a.x.depth);
             if (a.x.records) /* two calls, so that each is compiled for its kind of memory */
-                expert_unit<F>(stage, memory, a.x.records, own_x, a.each, lane, column, s);
+                expert_unit<F>(stage, memory, a.x.records, own_x, lane, column, &s);
             else
-                expert_unit<F>(stage, memory, memory + F::TABLES, own_x, a.each, lane, column, s);
+                expert_unit<F>(stage, memory, memory + F::TABLES, own_x, lane, column, &s);
             __syncwarp(); /* all lanes have read the stage before it is written again */
-            expert_copy<F, COLUMNS>(a, list, w, l, ptx_shared(stage));
-            *at = *at + 1 == a.x.depth ? 0 : *at + 1;
+            expert_copy<F, COLUMNS, DOWN>(a, list, &at->next, ptx_shared(stage), bar);
+            if (++ring->at == a.x.depth) {
+                ring->at = 0;
+                ring->phase ^= 1;
+            }
         }
-        expert_add_chain(s, i);
+        expert_end_chain<DOWN>(a, list, at, i, &s, results);
     }
 }
 
@@ -437,54 +283,104 @@ static __device__ __forceinline__ expert_piece expert_load_x(const block_expert_
 
 /* The first records of a warp are requested before the list is made and written behind the requests of weights; the
  * others follow at once. */
-enum { EXPERT_HELD = 4 };
+enum { EXPERT_HELD = 2 };
 
 template <class F>
 static __device__ __forceinline__ void expert_write_x(const block_expert_args &a, char *to, expert_record next,
-                                                      const expert_piece *held)
+                                                      const expert_piece *first)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, all = a.x.units * a.x.tokens;
-
-    for (int k = 0, r = warp; r < all; k++, r += a.warps) {
-        expert_piece x;
+    expert_piece held[EXPERT_HELD];
 
 #pragma unroll
-        for (int i = 0; i < EXPERT_HELD; i++)
-            if (k == i)
-                x = held[i];
-        if (k >= EXPERT_HELD) {
-            x = expert_load_x(a, next);
-            expert_skip(a, &next, a.warps);
-        }
-        block_write_x<F, 1>(to + r * BLOCK_RECORD_1(F::X), lane / 4, 0, lane % 4, x.codes, x.xs);
+    for (int i = 0; i < EXPERT_HELD; i++)
+        held[i] = first[i];
+    for (int r = warp; r < all;) {
+#pragma unroll
+        for (int i = 0; i < EXPERT_HELD; i++, r += a.warps)
+            if (r < all)
+                block_write_x<F, 1>(to + r * BLOCK_RECORD_1(F::X), lane / 4, 0, lane % 4, held[i].codes, held[i].xs);
+        if (r < all)
+#pragma unroll
+            for (int i = 0; i < EXPERT_HELD; i++) {
+                held[i] = expert_load_x(a, next);
+                expert_skip(a, &next, a.warps);
+            }
     }
 }
 
-template <class F, int COLUMNS> static __device__ __forceinline__ void expert_products(const block_expert_args &a)
+template <class F, int COLUMNS>
+static __device__ __forceinline__ void expert_gate_up(const block_expert_args &a, const moe_list *list,
+                                                      const char *memory, expert_ring *ring, expert_state *at,
+                                                      float *results)
 {
-    enum { STAGE = EXPERT_TILES(COLUMNS) * F::UNIT };
+    const int team = expert_warp_of<0>(a).team;
+    expert_pos pos = expert_begin<0>(a);
+    uint32_t column[8];
+
+    block_columns(threadIdx.x % 32, column);
+    for (int parity = 0; expert_find<0>(a, list, &pos); parity ^= 1) {
+        const int to = (2 * team + parity) * a.results;
+
+        expert_keep<EXPERT_BULK(COLUMNS)>(&at->now, expert_now{pos, to});
+        expert_product<F, COLUMNS, 0>(a, list, column, memory, ring, at, results);
+        pos = at->now.pos;
+        ptx_barrier_sync(1 + team, 32 * EXPERT_TEAM * a.split);
+        expert_store_slots<COLUMNS>(a, list, pos, results + to);
+        expert_advance<0>(a, &pos);
+    }
+}
+
+template <class F, int COLUMNS>
+static __device__ __forceinline__ void expert_down(const block_expert_args &a, const moe_list *list, const char *memory,
+                                                   expert_ring *ring, expert_state *at, float *results)
+{
+    expert_pos pos = expert_begin<1>(a);
+    uint32_t column[8];
+
+    block_columns(threadIdx.x % 32, column);
+    for (int first = 0; first < expert_steps(a); first += a.batch) {
+        while (expert_find<1>(a, list, &pos) && pos.step < first + a.batch) {
+            expert_keep<EXPERT_BULK(COLUMNS)>(&at->now, expert_now{pos, (pos.step - first) * a.results});
+            expert_product<F, COLUMNS, 1>(a, list, column, memory, ring, at, results);
+            pos = at->now.pos;
+            expert_advance<1>(a, &pos);
+        }
+        __syncthreads(); /* the batch's results are written before they are read */
+        expert_store_sums<COLUMNS>(a, list, first, min(a.batch, expert_steps(a) - first), results);
+        if (first + a.batch < expert_steps(a))
+            __syncthreads(); /* and read before the next ones are written */
+    }
+}
+
+template <class F, int COLUMNS, int DOWN>
+static __device__ __forceinline__ void expert_products(const block_expert_args &a)
+{
     extern __shared__ __align__(128) char memory[];
     moe_list *const list = (moe_list *)(memory + a.at_list);
-    expert_warp w = expert_warp_of<COLUMNS>(a);
-    const char *const ring = memory + a.x.at_ring + threadIdx.x / 32 * a.x.depth * STAGE;
-    float *results = (float *)(memory + a.at_results) + (a.p.down ? 0 : w.team * 2 * a.results);
-    expert_loader<COLUMNS> l = {expert_begin(a, w), -1};
-    expert_sums<COLUMNS> s;
+    expert_state own, *const at =
+                          EXPERT_BULK(COLUMNS) ? (expert_state *)(memory + a.at_states) + threadIdx.x / 32 : &own;
+    expert_ring ring = {memory + a.x.at_ring + threadIdx.x / 32 * a.x.depth * EXPERT_STAGE(F::UNIT),
+                        EXPERT_BULK(COLUMNS) ? ptx_shared(at->bars) : 0, 0, 0};
+    float *const results = (float *)(memory + a.at_results);
+    const bool early = DOWN && a.p.weights_const;
     expert_piece held[EXPERT_HELD];
     expert_record next = {0, 0, 0};
-    expert_pos pos = l.at;
-    uint32_t column[8];
-    int at = 0, parity = 0;
+    int count = 0;
 
-    block_columns(w.lane, column);
+    if (EXPERT_BULK(COLUMNS)) {
+        if (threadIdx.x % 32 < a.x.depth)
+            ptx_mbarrier_init(ring.bars + 8 * (threadIdx.x % 32), 1);
+        ptx_mbarrier_fence_init();
+    }
     if constexpr (F::TABLES > 0)
         block_fill_tables(F(), memory);
     if (!a.x.records)
         expert_skip(a, &next, threadIdx.x / 32);
     /* Constant weights of down are requested by the ids as they are before the kernels in front have ended, which a
      * router has long written. If they have changed, all begins again. */
-    for (int early = a.p.down && a.p.weights_const; early >= 0; early--) {
-        if (!early) {
+    for (int again = early; again >= 0; again--) {
+        if (!again) {
             ptx_grid_dependency_wait();
             if (!a.x.records)
 #pragma unroll
@@ -492,60 +388,38 @@ template <class F, int COLUMNS> static __device__ __forceinline__ void expert_pr
                     held[k] = expert_load_x(a, next);
                     expert_skip(a, &next, a.warps);
                 }
-            if (a.p.down && a.p.weights_const) {
+            if (early) {
                 if (moe_list_holds(a.p, list))
                     break;
-                mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stages are written again */
+                expert_drop<EXPERT_BULK(COLUMNS)>(a, count, &ring);
             }
         }
+        expert_keep<EXPERT_BULK(COLUMNS)>(&at->next, expert_first<DOWN>(a));
         if (COLUMNS == 1 && a.p.tokens == 1)
             moe_make_list_1(a.p, list);
         else
             moe_make_list(a.p, list, COLUMNS);
-        w.entries = list->entries;
-        l.at = pos;
-        expert_seek<COLUMNS>(a, list, w, F::UNIT, &l);
-        for (int i = 0; i < a.x.depth; i++)
-            expert_copy<F, COLUMNS>(a, list, w, &l, ptx_shared(ring + i * STAGE));
+        count = expert_fill<F, COLUMNS, DOWN>(a, list, &at->next, ring);
     }
     ptx_launch_dependents(); /* behind the first loads, which it would delay */
     if (!a.x.records)
         expert_write_x<F>(a, memory + F::TABLES, next, held);
-    if (a.p.down)
+    if (DOWN)
         moe_keep_weights(a.p, list);
     else
         expert_store_rest(a, list);
     __syncthreads(); /* orders the writes of x and of tables before their reads */
-    if (!a.p.down) {
-        for (; expert_find(a, w, &pos); expert_advance(a, w, &pos), parity ^= 1) {
-            float *const to = results + (parity ? a.results : 0);
-
-            expert_product<F, COLUMNS>(a, list, w, column, memory, ring, &l, &at, pos.entry, &s);
-            expert_write<COLUMNS>(a, list, w, &s, pos.entry, to);
-            ptx_barrier_sync(1 + w.team, 32 * EXPERT_TEAM(COLUMNS) * a.split);
-            expert_store_slots<COLUMNS>(a, list, pos, to);
-        }
-        return;
-    }
-    for (int batch = 0; expert_batch_steps(a, w, batch) > 0; batch++) {
-        for (; expert_find(a, w, &pos) && pos.batch == batch; expert_advance(a, w, &pos)) {
-            const int each = a.p.tokens * a.p.slots * a.split * a.each * BLOCK_ROWS;
-
-            expert_product<F, COLUMNS>(a, list, w, column, memory, ring, &l, &at, pos.entry, &s);
-            expert_write<COLUMNS>(a, list, w, &s, pos.entry, results + pos.step * each);
-        }
-        __syncthreads();
-        expert_store_sums(a, list, w, batch, results);
-        if (expert_batch_steps(a, w, batch + 1) > 0)
-            __syncthreads();
-    }
+    if constexpr (DOWN)
+        expert_down<F, COLUMNS>(a, list, memory, &ring, at, results);
+    else
+        expert_gate_up<F, COLUMNS>(a, list, memory, &ring, at, results);
 }
 
-template <class F, int COLUMNS>
-static __global__ void __launch_bounds__(32 * EXPERT_WARPS(COLUMNS), 1)
+template <class F, int COLUMNS, int DOWN>
+static __global__ void __launch_bounds__(32 * EXPERT_WARPS(COLUMNS, EXPERT_BULK(COLUMNS), F::X), 1)
     block_experts(const __grid_constant__ block_expert_args a)
 {
-    expert_products<F, COLUMNS>(a);
+    expert_products<F, COLUMNS, DOWN>(a);
 }
 
 #endif

@@ -23,7 +23,8 @@
         BLOCK_SIDE(block_##name, 1),                                                                                   \
         {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)},       \
         {BLOCK_TEAMS_OF(block_##name, 0), BLOCK_TEAMS_OF(block_##name, 1)},                                            \
-        {(const void *)block_experts<block_##name, 1>, (const void *)block_experts<block_##name, 8>},                  \
+        {{(const void *)block_experts<block_##name, 1, 0>, (const void *)block_experts<block_##name, 1, 1>},           \
+         {(const void *)block_experts<block_##name, 8, 0>, (const void *)block_experts<block_##name, 8, 1>}},          \
         (const void *)block_prompt<block_##name>,                                                                      \
         {(const void *)block_gemm_wgmma<block_##name, GEMM_TILE_128(block_##name)>,                                    \
          (const void *)block_gemm_wgmma<block_##name, GEMM_TILE_64(block_##name)>,                                     \

@@ -1,12 +1,11 @@
 /* blocks.cu: the host half of moe_gate_up_swiglu and moe_down with weights in block formats: the rows, how shared
  * memory is laid out, and the launch. The kernels are in ops/blocks/experts.cuh, compiled in a file a format. */
-#include <math.h>
-
 #include "ops/blocks/experts.cuh"
 
 typedef struct expert_plan {
-    uint32_t at_list, at_ring, at_results;
-    int depth, warps, split, each, works, batch, results; /* floats of a buffer of results */
+    uint32_t at_list, at_states, at_ring, at_results;
+    int depth, warps, teams, split, works, batch;
+    int results; /* floats of a buffer of results, of a step of down */
     unsigned grid;
     bool records; /* x lies in global memory */
     int64_t bytes;
@@ -28,61 +27,66 @@ static int64_t record_bytes(const ridge_problem *problem)
     return rows * block_units(problem->dim[1]) * ridge_block_kernels_of(problem->dtype[2])->record[0];
 }
 
-/* Sets how products of `each` tiles are shared out, each to as many warps as makes the CTA with most to do finish
- * first. Returns when that is, in units, with one more for the end of a product; two units at a time take as long as
- * 1.6. */
-static double share_out(const ridge_device *device, const ridge_problem *problem, int each, expert_plan *p)
+/* Units of the first of `split` warps that share a product, which has most: those of 4 / split chains. */
+static int64_t share_units(int64_t units, int split)
+{
+    int64_t sum = 0;
+
+    for (int chain = 0; chain < 4 / split; chain++)
+        sum += ridge_ceil_div(ridge_max(0, units - chain), 4);
+    return sum;
+}
+
+/* Sets how products are shared out, each to as many warps as makes the CTA with most to do finish first, with a unit's
+ * time for the end of a product. */
+static void share_out(const ridge_device *device, const ridge_problem *problem, expert_plan *p)
 {
     const int64_t pairs = ridge_min(problem->dim[0] * problem->dim[4], MOE_PAIRS);
     const int64_t tiles = ridge_ceil_div(problem->dim[2], BLOCK_ROWS);
     const bool down = problem->op == RIDGE_MOE_DOWN;
-    const int columns = columns_of(problem), team = EXPERT_TEAM(columns);
-    const int64_t steps = ridge_ceil_div(tiles, down ? each : 2), works = down ? steps : steps * pairs;
+    const int columns = columns_of(problem), team = down ? 1 : EXPERT_TEAM;
+    const int64_t steps = down ? tiles : ridge_ceil_div(tiles, 2), works = down ? steps : steps * pairs;
     const int64_t ctas = ridge_max(1, ridge_min(works, device->units)), most = ridge_ceil_div(works, ctas);
-    const int64_t chain = ridge_ceil_div(block_units(problem->dim[1]), 4);
-    double least = INFINITY;
+    int64_t least = INT64_MAX;
 
     p->grid = (unsigned)ctas;
     p->works = (int)steps;
-    p->warps = EXPERT_WARPS(columns);
-    p->each = each;
-    for (int split = 1; split <= 4 && (down ? split : team * split) <= p->warps; split *= 2) {
-        const int64_t teams = p->warps / (down ? split : team * split);
-        const int64_t rounds = ridge_ceil_div(down ? most * pairs : most, teams);
-        const double units = (double)(rounds * (chain * (4 / split) + 1)) * (each == 2 ? 1.6 : 1);
+    p->warps = EXPERT_WARPS(columns, device->arch == RIDGE_ARCH_SM90, ridge_block_kernels_of(problem->dtype[2])->x);
+    for (int split = 1; split <= 4 && team * split <= p->warps; split *= 2) {
+        const int64_t teams = p->warps / (team * split), rounds = ridge_ceil_div(down ? most * pairs : most, teams);
+        const int64_t units = rounds * (share_units(block_units(problem->dim[1]), split) + 1);
 
         if (units < least) {
             least = units;
             p->split = split;
+            p->teams = (int)teams;
         }
     }
     p->batch = (int)ridge_max(1, ridge_min(most, 4 * p->warps / pairs));
-    p->results =
-        (int)(down ? p->batch * pairs * p->split * each * BLOCK_ROWS : p->split * 2 * columns * 2 * BLOCK_ROWS);
-    return least;
+    p->results = (int)((columns == 1 ? 4 : p->split) * (down ? pairs * BLOCK_ROWS : 2 * columns * 2 * BLOCK_ROWS));
 }
 
-/* Bytes of weights in flight, beyond which more only delay those of x. */
+/* Bytes of weights in flight, beyond which more only delay those of x; with 24 warps and more than two stages of each,
+ * a token of DeepSeek-V4-Flash took 1 to 2 % longer. */
 enum { IN_FLIGHT = 96 << 10 };
 
 /* As many stages as fit and help; where not even two do, x stays in global memory. Shapes alone decide. */
 static expert_plan plan(const ridge_device *device, const ridge_problem *problem)
 {
     const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
-    const int columns = columns_of(problem), stage = EXPERT_TILES(columns) * k->unit;
-    expert_plan p = {}, single = {};
+    const int stage = EXPERT_STAGE(k->unit), columns = columns_of(problem);
+    expert_plan p = {};
 
-    if (share_out(device, problem, EXPERT_TILES(columns), &p) > share_out(device, problem, 1, &single) &&
-        problem->op == RIDGE_MOE_DOWN)
-        p = single;
+    share_out(device, problem, &p);
     for (int records = 0; records < 2; records++)
-        for (p.depth = (int)ridge_max(2, ridge_min(BLOCK_MAX_DEPTH, IN_FLIGHT / (p.warps * stage)));
+        for (p.depth = columns == 1 ? 2 : (int)ridge_max(2, ridge_min(BLOCK_MAX_DEPTH, IN_FLIGHT / (p.warps * stage)));
              p.depth > (records ? 0 : 1); p.depth--) {
-            const int buffers = problem->op == RIDGE_MOE_DOWN ? 1 : 2 * p.warps / (EXPERT_TEAM(columns) * p.split);
+            const int buffers = problem->op == RIDGE_MOE_DOWN ? p.batch : 2 * p.teams;
 
             p.records = records;
             p.at_list = (uint32_t)ridge_round_up(k->tables + (records ? 0 : record_bytes(problem)), 128);
-            p.at_ring = (uint32_t)ridge_round_up(p.at_list + (int64_t)sizeof(moe_list), 128);
+            p.at_states = (uint32_t)ridge_round_up(p.at_list + (int64_t)sizeof(moe_list), 8);
+            p.at_ring = (uint32_t)ridge_round_up(p.at_states + p.warps * (int)sizeof(expert_state), 128);
             p.at_results = p.at_ring + (uint32_t)(p.warps * p.depth * stage);
             p.bytes = p.at_results + (int64_t)p.results * 4 * buffers;
             if ((records || record_bytes(problem) < host_max_shared(device)) && p.bytes <= host_max_shared(device))
@@ -132,14 +136,18 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     a.x.depth = p.depth;
     a.x.at_ring = p.at_ring;
     a.at_list = p.at_list;
+    a.at_states = p.at_states;
     a.at_results = p.at_results;
     a.results = p.results;
     a.warps = p.warps;
+    a.teams = p.teams;
     a.split = p.split;
+    a.own = 4 / p.split;
+    a.steps = p.works / (int)p.grid;
+    a.more = p.works % (int)p.grid;
     a.batch = p.batch;
     a.tiles = (int)ridge_ceil_div(a.p.rows, BLOCK_ROWS);
     a.works = p.works;
-    a.each = p.each;
     a.tile_bytes = block_tile_bytes(block_layout_of(bound->problem.dtype[2]), a.p.cols);
     if (p.records) {
         a.x.records_out = (char *)space;
@@ -150,7 +158,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             return status;
         a.x.records = (const char *)space;
     }
-    return host_launch_shared(device, kernel->name, k->experts[columns_of(&bound->problem) > 1], dim3(p.grid),
+    return host_launch_shared(device, kernel->name, k->experts[columns_of(&bound->problem) > 1][a.p.down], dim3(p.grid),
                               32 * p.warps, (size_t)p.bytes, &a, stream);
 }
 
@@ -160,7 +168,7 @@ static ridge_status prepare(const ridge_device *device)
 
     for (uint32_t format = RIDGE_Q4_0; format < RIDGE_DTYPES && !status; format++)
         status =
-            host_prepare(device, ridge_block_kernels_of(format)->experts, 2,
+            host_prepare(device, ridge_block_kernels_of(format)->experts[0], 4,
                          cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device), "moe: loading kernels");
     return status;
 }
