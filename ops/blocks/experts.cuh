@@ -231,7 +231,10 @@ static __device__ __forceinline__ void expert_product(const block_expert_args &a
             char *const stage = ring->stages + ring->at * EXPERT_STAGE(F::UNIT);
             const uint32_t bar = ring->bars + 8 * (uint32_t)ring->at;
             const uint32_t skip = (uint32_t)(unit * BLOCK_RECORD_1(F::X));
-            const uint32_t own_x[3] = {x[0] + skip, x[1] + skip, x[2] + skip};
+            /* down in MXFP4 has no register left for what it can ask for again */
+            const uint32_t begin =
+                COLUMNS == 1 && DOWN && F::WORDS == 8 ? expert_x<F, DOWN>(a, list, at->now.pos.entry, 0) : x[0];
+            const uint32_t own_x[3] = {begin + skip, x[1] + skip, x[2] + skip};
 
             block_wait<EXPERT_BULK(COLUMNS)>(bar, ring->phase, a.x.depth);
             if (a.x.records) /* two calls, so that each is compiled for its kind of memory */
