@@ -45,11 +45,11 @@ typedef struct block_mma_args {
 typedef struct block_kernels {
     const void *mma[2][3];
     const void *records[3];
-    int unit, tables;       /* bytes of a unit and of tables in shared memory */
-    int depth;              /* stages of up to 8 tokens, at most, where all teams have tiles */
-    int side;               /* tiles side by side of one token, at most */
-    int record[3];          /* bytes of x for 256 columns */
-    int teams[2][3];        /* of a CTA, at most, as of mma */
+    int unit, tables; /* bytes of a unit and of tables in shared memory */
+    int depth;        /* stages of up to 8 tokens, at most, where all teams have tiles */
+    int side;         /* tiles side by side of one token, at most */
+    int record[3];    /* bytes of x for 256 columns */
+    int teams[2][3];  /* of a CTA, at most, as of mma */
     /* of one pair an entry, and of several; gate_up, down (experts.cuh) */
     const void *experts[2][2];
     /* of prompts: by mma.sync, by wgmma with tiles of 128, 64 and 32 tokens, and bytes of shared memory */
