@@ -516,6 +516,35 @@ TEST(rows_of_nothing_need_no_workspace)
     ridge_close(device);
 }
 
+/* Every number of streams, whatever it is, gets an answer; under UBSan: operands of an empty call have extents, too. */
+TEST(streams_outside_their_range)
+{
+    static const int64_t streams[] = {-1, 17, -(INT64_C(1) << 40), INT64_C(1) << 40, INT64_MIN, INT64_MAX};
+    static float x[64], w[64], weights[2], out[2], more[2];
+    static int32_t ids[2];
+    ridge_bound bound;
+
+    for (int i = 0; i < 12; i++) {
+        ridge_call call = ridge_moe_down(1, 32, i % 2 * 2, 1, 2, ridge_matrix(x, RIDGE_F32), ridge_matrix(w, RIDGE_F32),
+                                         ids, weights, ridge_matrix(out, RIDGE_F32));
+
+        call.opt.moe_down.n_hc = streams[i / 2];
+        assert_int_equal(ridge_validate(&call, &bound), RIDGE_ERR_ARG);
+        assert_non_null(strstr(ridge_error(), "moe_down: o")); /* option n_hc, or operand out, which it makes so wide */
+    }
+    ridge_call call = ridge_moe_down(1, 32, 2, 1, 2, ridge_matrix(x, RIDGE_F32), ridge_matrix(w, RIDGE_F32), ids,
+                                     weights, ridge_matrix(out, RIDGE_F32));
+
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_OK);
+    ridge_set(&call, RIDGE_MOE_DOWN_POST, RIDGE_F32, more, 0);
+    call.opt.moe_down.n_hc = 1;
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_ERR_ARG); /* without comb and res */
+    assert_non_null(strstr(ridge_error(), "post, comb and res must not be NULL"));
+    call.opt.moe_down.n_hc = 0;
+    assert_int_equal(ridge_validate(&call, &bound), RIDGE_ERR_ARG);
+    assert_non_null(strstr(ridge_error(), "must be absent"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -541,6 +570,7 @@ int main(void)
         cmocka_unit_test(a_call_allocates_nothing),
         cmocka_unit_test(text_round_trip),
         cmocka_unit_test(rows_of_nothing_need_no_workspace),
+        cmocka_unit_test(streams_outside_their_range),
     };
 
     unsetenv("RIDGE_KERNEL");

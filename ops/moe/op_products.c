@@ -287,7 +287,8 @@ static void down_extent(const ridge_call *call, int arg, int64_t *rows, int64_t 
     else if (arg == RIDGE_MOE_DOWN_IDS || arg == RIDGE_MOE_DOWN_WEIGHTS)
         ridge_set_extent(rows, cols, call->dim[0], call->dim[4]);
     else if (arg == RIDGE_MOE_DOWN_POST || arg == RIDGE_MOE_DOWN_COMB) /* n may be what the rule will refuse */
-        ridge_set_extent(rows, cols, call->dim[0], arg == RIDGE_MOE_DOWN_COMB && n <= RIDGE_MAX_HC ? n * n : n);
+        ridge_set_extent(rows, cols, call->dim[0],
+                         arg == RIDGE_MOE_DOWN_COMB && n > 0 && n <= RIDGE_MAX_HC ? n * n : n);
     else
         ridge_set_extent(rows, cols, call->dim[0],
                          arg == RIDGE_MOE_DOWN_RES || (arg == RIDGE_MOE_DOWN_OUT && n) ? times(n, call->dim[2])
