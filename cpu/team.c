@@ -119,9 +119,10 @@ static void in_child(void)
     atomic_store(&forked, true);
 }
 
+/* A child has none of the threads that may be at work still: they finish before. */
 static void watch_forks(void)
 {
-    pthread_atfork(NULL, NULL, in_child);
+    pthread_atfork(ridge_team_settle, NULL, in_child);
 }
 
 /* OpenMP's default when a device was last opened, and what a region gets instead of it. */
@@ -186,6 +187,7 @@ ridge_team *ridge_team_begin(double us, int64_t parts)
     team->threads = 1;
     if (working)
         return team;
+    ridge_team_settle(); /* the call before has this team until then */
     if (!(us >= 16) || parts < 2 || atomic_load_explicit(&forked, memory_order_relaxed))
         return team;
     most = openmp_threads();
@@ -325,8 +327,11 @@ ridge_status ridge_team_together(ridge_status (*body)(void *data), void *data)
     ridge_status status = RIDGE_OK;
     crew c = {.threads = 1};
 
-    if (own_crew || ridge_team_begin(16, 2)->threads == 1)
-        return body(data);
+    if (own_crew || ridge_team_begin(16, 2)->threads == 1) {
+        status = body(data);
+        ridge_team_settle(); /* the caller of an inner ridge_together may look at results, too */
+        return status;
+    }
 #pragma omp parallel num_threads(own_team.threads)
     {
 #ifdef _OPENMP

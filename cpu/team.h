@@ -28,7 +28,8 @@ typedef struct ridge_team {
  * processors busy. */
 ridge_team *ridge_team_begin(double us, int64_t parts);
 
-/* No more threads than that, before the region. */
+/* No more threads than that, before a region of OpenMP's own. (ridge_team_all has all of ridge_together's threads
+ * there, however many ridge_team_begin said: what needs memory for each thread looks at ridge_thread.) */
 void ridge_team_limit(ridge_team *team, int64_t threads);
 
 /* Of parts that any thread may take: the next one. They begin at `first`, which ridge_team_share sets before the
@@ -52,7 +53,9 @@ typedef void ridge_team_work(const void *args, ridge_thread thread);
 void ridge_team_all(ridge_team *team, ridge_team_work *work, const void *args);
 
 /* The same as the last thing that a call does. In ridge_together it may return before the other threads are done;
- * ridge_team_settle waits for them, before the next call looks at its operands. args, of `size` bytes, are copied. */
+ * ridge_team_settle waits for them: before the next call looks at its operands, in ridge_team_begin, whose team they
+ * use, and before a fork. args, of `size` bytes, are copied: but for number 0, which is the calling thread, they may
+ * point to nothing that ends with the call. */
 void ridge_team_part(ridge_team *team, ridge_team_work *work, const void *args, size_t size);
 void ridge_team_settle(void);
 

@@ -295,6 +295,73 @@ TEST(a_call_waits_for_the_threads_of_the_call_before)
     ridge_close(w.device);
 }
 
+static ridge_status start_late(void *data)
+{
+    ridge_team_part(ridge_team_begin(1e6, 100), write_late, data, sizeof(late_writer));
+    return RIDGE_OK;
+}
+
+/* A function of the program's that uses ridge_together inside another's. */
+static ridge_status read_after_inner(void *data)
+{
+    const late_writer *w = data;
+    const ridge_status status = ridge_together(w->device, start_late, data);
+
+    w->out[0] = w->gate[0];
+    return status;
+}
+
+/* The child has what the threads that it lacks were about to write, and goes on alone. */
+static ridge_status read_in_child(void *data)
+{
+    const late_writer *w = data;
+    pid_t child;
+    int status = -1;
+
+    if (start_late(data))
+        return RIDGE_ERR_ARG;
+    child = fork();
+    if (child == 0) {
+        ridge_call call = ridge_swiglu_fwd(1, 1, RIDGE_F32, w->gate, w->gate, w->out);
+
+        alarm(20);
+        if (w->gate[0] != 2 || ridge_run(w->device, &call, NULL, 0, NULL))
+            _exit(1);
+        _exit(w->out[0] > 3.5f && w->out[0] < 3.6f ? 0 : 1);
+    }
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0 ? RIDGE_OK : RIDGE_ERR_FILE;
+}
+
+static void *inner_in_thread(void *data)
+{
+    return ridge_together(((const late_writer *)data)->device, read_after_inner, data) ? NULL : data;
+}
+
+static void *child_in_thread(void *data)
+{
+    return ridge_together(((const late_writer *)data)->device, read_in_child, data) ? NULL : data;
+}
+
+TEST(so_do_the_end_of_an_inner_one_and_a_fork)
+{
+    void *(*const run[])(void *) = {inner_in_thread, child_in_thread};
+
+    omp_set_num_threads(TEAM);
+    for (int i = 0; i < 2; i++) {
+        float gate = 0, out = 0;
+        late_writer w = {NULL, &gate, &out};
+        pthread_t thread;
+        void *good;
+
+        assert_int_equal(ridge_open("cpu", &w.device), RIDGE_OK);
+        assert_int_equal(pthread_create(&thread, NULL, run[i], &w), 0);
+        pthread_join(thread, &good);
+        assert_ptr_equal(good, &w);
+        assert_true(i || out == 2);
+        ridge_close(w.device);
+    }
+}
+
 static ridge_status inside(void *data)
 {
     chain *c = data;
@@ -409,6 +476,7 @@ int main(void)
         cmocka_unit_test(short_calls_get_one_thread_while_others_run),
         cmocka_unit_test(calls_that_stay_together_give_the_same_bits),
         cmocka_unit_test(a_call_waits_for_the_threads_of_the_call_before),
+        cmocka_unit_test(so_do_the_end_of_an_inner_one_and_a_fork),
         cmocka_unit_test(threads_that_stay_together_meet),
         cmocka_unit_test(a_forked_child_computes_with_one_thread),
         cmocka_unit_test(so_does_a_child_of_another_thread),
