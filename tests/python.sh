@@ -10,12 +10,13 @@ if [ "${3:-}" != wheel ]; then
     exec "$python" -m pytest -q -p no:cacheprovider --rootdir "$root/python" "$root/python/tests"
 fi
 mkdir -p "$work"
-# By clang, where it is: the test of that name runs the tool of this wheel, and the library above is gcc's.
+# By clang, where it is: the test of that name runs the tool of this wheel, and the library above is gcc's. In a folder of
+# its own: CMake forgets -DRIDGE_CUDA=OFF where it finds another compiler's cache.
 clang=
 ! command -v clang >/dev/null || clang="-C cmake.define.CMAKE_C_COMPILER=clang"
 # shellcheck disable=SC2086
 "$python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w "$work/out" \
-    -C cmake.define.RIDGE_CUDA=OFF $clang -C build-dir="$work/build" "$root"
+    -C cmake.define.RIDGE_CUDA=OFF $clang -C build-dir="$work/build${clang:+-clang}" "$root"
 ls "$work"/out/ridge_kernels-*-py3-none-*.whl
 "$python" -m pip install -q --disable-pip-version-check --no-deps --target "$work/site" "$work"/out/*.whl
 cd "$work"
