@@ -97,8 +97,10 @@ RIDGE_API RIDGE_CHECKED ridge_status ridge_run(const ridge_device *device, const
 /** Calls body(data), which makes calls of ridge_run one after the other, as a step of decoding does, and returns what
  * it returns. On the CPU the threads that share the work of a call stay together in between, so that short calls cost
  * less; while they wait, they use their processors. Only the thread that called it may run calls in it; OpenMP regions
- * of body's own have one thread there; and results are for the calls that follow, and for the program when
- * ridge_together has returned. On a GPU it only calls body. Errors: RIDGE_ERR_ARG. */
+ * of body's own have one thread there. Until the next ridge_run, or until ridge_together has returned, body neither
+ * reads the results nor changes or frees the operands and the workspace of its last call. It must return: no longjmp,
+ * no exception, no end of the thread; a child that it forks may run calls but not return from body. On a GPU
+ * ridge_together only calls body. Errors: RIDGE_ERR_ARG. */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_together(const ridge_device *device, ridge_status (*body)(void *data),
                                                     void *data);
 
@@ -987,7 +989,8 @@ typedef struct ridge_kv_append_attention_options {
     float softcap;  /**< default 0: none */
 } ridge_kv_append_attention_options;
 
-/** kv_append, then attention_decode, q in f32 between them. RIDGE_WEIGHTS_CONST speaks of pos and earlier rows too. */
+/** kv_append, then attention_decode, q in f32 between them. RIDGE_WEIGHTS_CONST speaks of pos, freqs and earlier
+ * rows too. */
 RIDGE_API ridge_call ridge_kv_append_attention(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
                                                int64_t positions, ridge_tensor qkv, const int32_t *pos,
                                                const double *freqs, ridge_tensor out, ridge_tensor k, ridge_tensor v);

@@ -206,6 +206,10 @@ for arch in sm100 sm103; do # Blackwell prefers tiles of 1024 columns for wide r
     expect 0 "  cuda.swiglu_fwd.tile1024" "$ridge" explain swiglu_fwd rows=8192 cols=14336 --device model:sm90
     expect 0 "  cuda.swiglu_fwd.tile1024" "$ridge" explain swiglu_fwd rows=8192 cols=4096 --device model:$arch
 done
+for op in moe_gate_up_swiglu moe_down; do # no tokens: nothing to share out
+    "$ridge" kernels 'cuda.*' >/dev/null 2>&1 || break
+    expect 0 "cuda.$op.blocks" "$ridge" explain $op x=i8 w=mxfp4 tokens=0 cols=256 rows=64 experts=8 slots=2 --device model:sm90
+done
 if [ -w /dev/full ]; then
     expect 1 "cannot write /dev/full" "$ridge" bench $problem --device cpu --csv /dev/full
     for verb in info "info --json" ops kernels "explain $problem" "compare $dir/a.csv" help "help bench" --version; do

@@ -59,6 +59,7 @@ static void block_cases(const ridge_op_row *op, case_level level, case_list *lis
         {"tokens=3 rows=32 experts=2 slots=5", 256, 96, {.fill = FILL_NORMAL, .variant = NONE}},
         {"tokens=6 rows=128 experts=8 slots=4", 512, 512, {.fill = FILL_NORMAL, .repeats = 50}},
         {"tokens=1 rows=32 experts=2 slots=3", 0, 0, {.fill = FILL_NORMAL}},
+        {"tokens=0 rows=64 experts=8 slots=2", 256, 256, {.fill = FILL_NORMAL}},
         {"tokens=6 rows=96 experts=40 slots=5", 1280, 1184, {.fill = FILL_NORMAL, .slices = true}},
     };
     static const char *const gate_up[] = {"f32", "i8 limit=10 alpha=1.702 up_offset=1 gate_bias=1 up_bias=1", "bf16"};

@@ -78,8 +78,8 @@ static __device__ __forceinline__ void append_turn(float *row, int far, float c,
     row[far] = y1;
 }
 
-/* Head h of token t into `row`, in f32. Heads of k and
- * v of a position outside the cache are left out: returns whether the head is there. The whole warp calls it. */
+/* Head h of token t into `row`, in f32. Heads of k and v of a position outside the cache are left out: returns whether
+ * the head is there. The whole warp calls it. */
 template <int HELD>
 static __device__ __forceinline__ bool append_head(const append_args &p, int64_t t, int h, float *row)
 {

@@ -195,7 +195,7 @@ template <int KV, int N> static __device__ __forceinline__ float multiply_key(co
 }
 
 /* The warp's columns of its chunk's values, and l of the chunk. low, high: the positions of the piece that are seen.
- * Steps of 16 positions have no remainder: what is not seen is loaded and left out. */
+ * Steps of 8 positions have no remainder: what is not seen is loaded and left out. */
 template <int KV, int N> static __device__ __forceinline__ void sum_values(query_shared<N> *s, int low, int high)
 {
     enum { COLUMNS = N / 64, STEP = VALUE_STEP };

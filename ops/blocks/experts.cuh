@@ -1,11 +1,12 @@
 /* experts.cuh: moe_gate_up_swiglu and moe_down with weights in block formats: the main loop of mma.cuh on the tiles of
  * the experts that a list names (ops/moe/list.cuh), sm_80 up.
  *
- * A product is a tile of 16 rows of an entry of the list. Its columns are the entry's pairs of token and slot: eight,
- * or one where there are no more pairs than experts, so that few of them share one; those that do find its weights in
- * L2. A warp computes a product alone, or 2 or 4 warps share it (`split`) where there are few products. The units of a
- * product are four chains, unit modulo four, which a warp goes through one after another. No barrier lies between
- * products; copies go on from one into the next, the first as soon as the list is known (expert_copies.cuh).
+ * A product is a tile of 16 rows of an entry of the list. Its columns are the entry's pairs of token and slot: one for
+ * one token and where there are no more pairs than experts, so that few of them share one; those that do find its
+ * weights in L2. Otherwise eight. A warp computes a product alone, or 2 or 4 warps share it (`split`) where there are
+ * few products. The units of a product are four chains, unit modulo four, which a warp goes through one after another.
+ * No barrier lies between products; copies go on from one into the next, the first as soon as the list is known
+ * (expert_copies.cuh).
  *
  * With one pair an entry, latencies and not only instructions are what takes time, so that 24 warps do better than 12
  * with two tiles each. They have 80 registers: bulk copies, which are one instruction, and all that is wanted once a

@@ -11,8 +11,8 @@ typedef struct expert_plan {
     int64_t bytes;
 } expert_plan;
 
-/* Pairs of an entry: a product of eight costs as much as two of one, and there are fewer than two pairs to an expert.
- * (Of many pairs the results would take much of shared memory.) */
+/* Pairs of an entry. Eight cost as much as two entries of one, so that one is better where there are no more pairs than
+ * experts: few experts have two then. Above 128 pairs the results of single ones would take much of shared memory. */
 static int columns_of(const ridge_problem *problem)
 {
     const int64_t pairs = problem->dim[0] * problem->dim[4];
@@ -41,7 +41,7 @@ static int64_t share_units(int64_t units, int split)
  * time for the end of a product. */
 static void share_out(const ridge_device *device, const ridge_problem *problem, expert_plan *p)
 {
-    const int64_t pairs = ridge_min(problem->dim[0] * problem->dim[4], MOE_PAIRS);
+    const int64_t pairs = ridge_max(1, ridge_min(problem->dim[0] * problem->dim[4], MOE_PAIRS));
     const int64_t tiles = ridge_ceil_div(problem->dim[2], BLOCK_ROWS);
     const bool down = problem->op == RIDGE_MOE_DOWN;
     const int columns = columns_of(problem), team = down ? 1 : EXPERT_TEAM;

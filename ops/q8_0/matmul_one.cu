@@ -4,15 +4,16 @@
  * Such a product's time is the latency of what follows the preceding kernel, and what its CTAs compute alike: x. So a
  * CTA has 8, 16, 24 or 32 rows (of gate and of up), the fewest that leave a CTA a multiprocessor. All of its weights
  * are requested at once, if they are constant before the preceding kernel has ended, by cp.async to shared memory,
- * which takes no registers: CTAs of three kernels are on a multiprocessor. CTAs that start beside other kernels' would
- * lie two or three on a multiprocessor while others have none; in clusters of two, which share nothing, they lie
- * evenly.
+ * which takes no registers. CTAs that start beside those of other kernels would lie two or three on a multiprocessor
+ * while others have none; they ask for so much shared memory that a multiprocessor has room for two, of two kernels in
+ * a row (shared_bytes).
  *
  * Warp p of eight has partition p of the canonical order (src/math/q8_0.h): a run of 4 blocks, 128 bytes a row, of each
  * k step of 1024 columns. Eight lanes bring a run of a row, 16 bytes each; chunk c of row r lies at c * ROWS + (r ^ c),
  * so that neither the copies nor the reads meet in a bank. A lane then has one or two of the four blocks of a row,
- * whose lanes exchange scales and dots; dots are by dp4a, two thirds of the instructions that mma.sync takes for one
- * token. The last run of a row may have two blocks only. The partitions are added through shared memory. */
+ * whose lanes exchange scales and dots, or, of tiles of 24 and 32 rows, all four; dots are by dp4a, two thirds of the
+ * instructions that mma.sync takes for one token. The last run of a row may have two blocks only. The partitions are
+ * added through shared memory. */
 #include "cuda/keep.cuh"
 #include "cuda/mma.cuh"
 
@@ -24,7 +25,7 @@ enum { SUM = -1 }; /* a kind of kernel, see q8_0_one */
 enum { STEP_COLS = RUN * RIDGE_Q8_0_PARTS };
 enum { ROW_BYTES = RUN + 2 * RIDGE_Q8_0_RUN }; /* of a run in shared memory: codes and scales */
 
-static_assert(THREADS == PARTS, "a thread has a partial sum of the norm");
+static_assert((int)THREADS == (int)PARTS, "a thread has a partial sum of the norm");
 
 typedef struct q8_0_one_args {
     int runs, short_part; /* the partition whose last run has two blocks only, or -1 */
@@ -176,16 +177,16 @@ static __device__ __forceinline__ float multiply_rows(const char *weights, int p
                 multiply_block<ROWS>(weights, halves, codes, scales, row, block, &s[0], &d[0]);
                 acc = __fmaf_rn(s[0], d[0], acc);
             }
-            continue;
-        }
+        } else {
 #pragma unroll
-        for (int b = 0; b < BLOCKS; b++)
-            multiply_block<ROWS>(weights, halves, codes, scales, row, first + b, &s[b], &d[b]);
+            for (int b = 0; b < BLOCKS; b++)
+                multiply_block<ROWS>(weights, halves, codes, scales, row, first + b, &s[b], &d[b]);
 #pragma unroll
-        for (int block = 0; block < RIDGE_Q8_0_RUN; block++) {
-            const int b = block % BLOCKS, lane = block / BLOCKS * ROWS + row;
+            for (int block = 0; block < RIDGE_Q8_0_RUN; block++) {
+                const int b = block % BLOCKS, lane = block / BLOCKS * ROWS + row;
 
-            acc = __fmaf_rn(__shfl_sync(~0u, s[b], lane), __shfl_sync(~0u, d[b], lane), acc);
+                acc = __fmaf_rn(__shfl_sync(~0u, s[b], lane), __shfl_sync(~0u, d[b], lane), acc);
+            }
         }
     }
     return acc;
@@ -329,7 +330,8 @@ static ridge_status prepare(const ridge_device *device)
 }
 
 /* The layout of a CTA's shared memory, and how many rows it has at most: the fewest that leave each multiprocessor one
- * CTA, of pair's two weights up to 16. More than 2 MB of weights are shared evenly among all multiprocessors. */
+ * CTA, of pair's two weights up to 16. Other weights of more than 2 MB, or of more than 16 rows a CTA, are shared
+ * evenly among all multiprocessors. */
 typedef struct one_layout {
     int form; /* rows 8 (form + 1) */
     int64_t tiles[2], bytes;
@@ -366,7 +368,7 @@ static one_layout lay_out(const ridge_device *device, const ridge_problem *probl
 }
 
 /* The most bytes of weights; and those above which the next kernel begins only when all CTAs of this one have waited
- * for the preceding one. Sooner, its weights would come in front of what they still load. */
+ * for the preceding one. Sooner, its weights would come before what they still load. */
 static const double MOST_BYTES = 7e6, LATE_BYTES = 5e6;
 
 /* Shared memory for which a CTA asks, so that a multiprocessor has two CTAs, of two kernels in a row: of a sum with
