@@ -140,7 +140,11 @@ static __device__ __forceinline__ void moe_store_sum(const moe_args &p, int toke
         moe_expand<N>(p, token, row, sum);
     else if (N && p.n_hc)
         moe_expand<0>(p, token, row, sum);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 /* else ptxas keeps the call, and mma.cu spills */
+    else if (!N && p.n_hc)
+#else
     else if (p.n_hc)
+#endif
         moe_expand_apart(p, token, row, sum);
     else
         moe_store(p, token * p.out_stride + row, sum);

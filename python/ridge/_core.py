@@ -67,7 +67,7 @@ def _options(name):
 _swiglu, _quantize, _swiglu_quantize, _norm, _ce = map(_options, ("swiglu", "quantize", "swiglu_quantize", "norm", "ce"))
 _embed, _sample, _moe_route, _divergence = map(_options, ("embed", "sample", "moe_route", "divergence"))
 _kv_append, _attention, _q8_0, _hc = map(_options, ("kv_append", "attention", "q8_0", "hc"))
-_kv_append_attention = _options("kv_append_attention")
+_kv_append_attention, _moe_down = map(_options, ("kv_append_attention", "moe_down"))
 OPTIONS = {"swiglu_fwd": _swiglu, "swiglu_bwd": _swiglu, "quantize_fp8": _quantize, "quantize_fp8_dual": _quantize,
            "swiglu_quantize": _swiglu_quantize, "rms_norm": _norm, "head_rms_norm_rope_tail": _norm, "add_rms_norm": _norm,
            "rms_norm_bwd": _norm, "rope": _norm,
@@ -75,7 +75,7 @@ OPTIONS = {"swiglu_fwd": _swiglu, "swiglu_bwd": _swiglu, "quantize_fp8": _quanti
            "ce_fwd": _ce, "ce_bwd": _ce, "ce_combine": _ce, "kv_append": _kv_append,
            "attention_decode": _attention, "attention_prefill": _attention,
            "kv_append_attention": _kv_append_attention, "embed": _embed, "sample": _sample,
-           "moe_route": _moe_route, "moe_gate_up_swiglu": _swiglu, "moe_permute_quantize": _quantize,
+           "moe_route": _moe_route, "moe_gate_up_swiglu": _swiglu, "moe_down": _moe_down, "moe_permute_quantize": _quantize,
             "moe_swiglu_quantize": _swiglu_quantize, "moe_swiglu_bwd_quantize": _swiglu_quantize, "moe_route_bwd": _moe_route,
             "hc_mix": _hc, "hc_split": _hc, "divergence": _divergence}
 
