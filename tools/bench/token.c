@@ -277,7 +277,7 @@ static void add(token *t, const char *name, ridge_call call)
 }
 
 /* Its factors put a sublayer's result back, much later than its input is there: a branch makes them, with an input that
- * nobody reads, and the stream the input alone. */
+ * no call reads, and the stream the input alone. */
 static void add_factors(token *t, const hc *h, const float *res, int branch)
 {
     t->aside[t->calls] = (unsigned char)branch;
