@@ -5,7 +5,7 @@
  *   before the wait  (with RIDGE_WEIGHTS_CONST) keys and values by cp.async, bias, norms, and the angles
  *   heads            a warp each for q, k and v
  *   dots             two lanes a key, 8 columns of every 16 each, which are half of the sixteen partials; values
- *                    may still be on their way
+ *                    may still be in flight
  *   values           two warps a chunk of 32 positions
  *   merge            the pieces of a query are a cluster: o, m and l go to CTA 0 by st.async, which adds and stores
  *

@@ -155,4 +155,7 @@ static __device__ __forceinline__ void moe_store_sum(const moe_args &p, int toke
 ridge_status moe_launch_any(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                             void *workspace, size_t bytes, void *stream);
 
+/* floats.cu: why neither `floats` nor `pairs` takes a problem; NULL: nothing that both ask for is missing. */
+const char *moe_floats_why_not(const ridge_problem *problem);
+
 #endif

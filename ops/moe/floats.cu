@@ -465,9 +465,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                               stream);
 }
 
-static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+const char *moe_floats_why_not(const ridge_problem *problem)
 {
-    const int64_t cols = problem->dim[1], rows = problem->dim[2], pairs = problem->dim[0] * problem->dim[4];
+    const int64_t *const dim = problem->dim;
 
     if (problem->dtype[2] != RIDGE_BF16 && problem->dtype[2] != RIDGE_E4M3)
         return "weights are not bf16 or e4m3";
@@ -475,12 +475,19 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
         return "x is not bf16";
     if (problem->op == RIDGE_MOE_GATE_UP_SWIGLU && problem->dtype[RIDGE_MOE_GATE_UP_SWIGLU_OUT] == RIDGE_I8)
         return "out is codes";
-    if (pairs == 0 || cols == 0)
+    if (dim[0] * dim[4] == 0 || dim[1] == 0)
         return "nothing to multiply";
     if (problem->align < 4)
         return "needs rows that begin at multiples of 16 bytes";
-    if (cols > 1 << 24 || rows > 1 << 20)
-        return "more than 2^24 columns or 2^20 rows";
+    return dim[1] > 1 << 24 || dim[2] > 1 << 20 ? "more than 2^24 columns or 2^20 rows" : NULL;
+}
+
+static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
+{
+    const char *why = moe_floats_why_not(problem);
+
+    if (why)
+        return why;
     return plan(device, problem->op == RIDGE_MOE_DOWN, problem->dim).bytes == INT64_MAX ? "shared memory is too small"
                                                                                         : NULL;
 }

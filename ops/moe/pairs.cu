@@ -555,21 +555,14 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
     const int64_t *const dim = problem->dim;
+    const char *why = moe_floats_why_not(problem);
     pairs_args a;
     int64_t bytes;
 
-    if (problem->dtype[2] != RIDGE_BF16 && problem->dtype[2] != RIDGE_E4M3)
-        return "weights are not bf16 or e4m3";
-    if (problem->dtype[0] != RIDGE_BF16)
-        return "x is not bf16";
-    if (problem->op == RIDGE_MOE_GATE_UP_SWIGLU && problem->dtype[RIDGE_MOE_GATE_UP_SWIGLU_OUT] == RIDGE_I8)
-        return "out is codes";
-    if (dim[0] * dim[4] * dim[2] == 0 || dim[1] == 0)
+    if (why)
+        return why;
+    if (dim[2] == 0)
         return "nothing to multiply";
-    if (problem->align < 4)
-        return "needs rows that begin at multiples of 16 bytes";
-    if (dim[1] > 1 << 24 || dim[2] > 1 << 20)
-        return "more than 2^24 columns or 2^20 rows";
     return choose(device, (int)problem->dtype[2], problem->op == RIDGE_MOE_DOWN, dim, &a, &bytes)
                ? NULL
                : "shared memory is too small";
