@@ -224,12 +224,12 @@ static ridge_status reference_few(const ridge_device *device, const ridge_kernel
 static ridge_status launch_reference(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                      void *workspace, size_t bytes, void *stream)
 {
-    return ridge_block_by_sixteens(reference_few, device, kernel, bound, workspace, bytes, stream);
+    return ridge_block_by_few(reference_few, RIDGE_Q8_0_MAX_TOKENS, device, kernel, bound, workspace, bytes, stream);
 }
 
 static size_t reference_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const int64_t tokens = ridge_block_few(problem).dim[0], elements = tokens * problem->dim[1];
+    const int64_t tokens = ridge_block_few(problem, RIDGE_Q8_0_MAX_TOKENS).dim[0], elements = tokens * problem->dim[1];
     const int64_t size = (int64_t)sizeof(float);
     char *at = NULL;
 
@@ -360,7 +360,7 @@ static ridge_status vectors_few(const ridge_device *device, const ridge_kernel *
 static ridge_status launch_vectors(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                    void *workspace, size_t bytes, void *stream)
 {
-    return ridge_block_by_sixteens(vectors_few, device, kernel, bound, workspace, bytes, stream);
+    return ridge_block_by_few(vectors_few, RIDGE_Q8_0_MAX_TOKENS, device, kernel, bound, workspace, bytes, stream);
 }
 
 static size_t vectors_workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
@@ -369,7 +369,8 @@ static size_t vectors_workspace(const ridge_device *device, const ridge_kernel *
 
     (void)device;
     return (size_t)ridge_round_up((int64_t)v->tables, 256) +
-           (size_t)(ridge_block_few(problem).dim[0] * block_units(problem->dim[1])) * v->prepared;
+           (size_t)(ridge_block_few(problem, RIDGE_Q8_0_MAX_TOKENS).dim[0] * block_units(problem->dim[1])) *
+               v->prepared;
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)

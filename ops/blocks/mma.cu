@@ -133,6 +133,14 @@ static block_plan plan(const ridge_device *device, const ridge_problem *problem,
     return best;
 }
 
+/* Tokens of a launch: of two IQ2_XXS matrices and a GeForce's shared memory eight, whose sums take half the room. */
+static int64_t most_tokens(const ridge_device *device, const ridge_problem *problem, int bulk)
+{
+    const ridge_problem few = ridge_block_few(problem, RIDGE_Q8_0_MAX_TOKENS);
+
+    return plan(device, &few, bulk).bytes == INT64_MAX ? 8 : RIDGE_Q8_0_MAX_TOKENS;
+}
+
 /* -------------------------------------------------------------------------------------------------------- workspace */
 
 typedef struct block_space {
@@ -159,7 +167,7 @@ static size_t take(const ridge_device *device, const ridge_problem *problem, int
 
 static size_t workspace(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const ridge_problem few = ridge_block_few(problem);
+    const ridge_problem few = ridge_block_few(problem, most_tokens(device, problem, kernel->param[0]));
     block_space s = {};
 
     return take(device, &few, kernel->param[0], NULL, &s);
@@ -292,12 +300,13 @@ static ridge_status launch_few(const ridge_device *device, const ridge_kernel *k
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *space, size_t bytes, void *stream)
 {
-    return ridge_block_by_sixteens(launch_few, device, kernel, bound, space, bytes, stream);
+    return ridge_block_by_few(launch_few, most_tokens(device, &bound->problem, kernel->param[0]), device, kernel, bound,
+                              space, bytes, stream);
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *kernel, const ridge_problem *problem)
 {
-    const ridge_problem few = ridge_block_few(problem);
+    const ridge_problem few = ridge_block_few(problem, 8);
 
     if (problem->dim[1] > 1 << 24 || problem->dim[2] > 1 << 30 || problem->dim[3] > 1 << 30)
         return "more than 2^24 columns or 2^30 rows";
@@ -311,11 +320,12 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 {
     const double rows = ridge_block_rows(problem);
     const double read = ridge_block_bytes(problem) * (kernel->param[0] ? 1.0e-3 : 1.1e-3) / device->copy_gbps;
-    const double few = (double)ridge_block_few(problem).dim[0];
+    const int64_t most = most_tokens(device, problem, kernel->param[0]);
+    const double few = (double)ridge_min(problem->dim[0], most);
     const double products = 19e-9 * few * rows * (double)problem->dim[1]; /* what bounds more than about four */
 
     return 10e-6 * (double)problem->dim[0] * (double)problem->dim[1] +
-           (3 + (read > products ? read : products)) * (double)ridge_ceil_div(problem->dim[0], RIDGE_Q8_0_MAX_TOKENS);
+           (3 + (read > products ? read : products)) * (double)ridge_ceil_div(problem->dim[0], most);
 }
 
 #define ROW(op_name, op_id, name, low, high, bulk)                                                             \

@@ -57,11 +57,11 @@ static const char *cols_rule(const ridge_call *call, int arg)
 
 /* ------------------------------------------------------------------------------------------------- a few tokens */
 
-ridge_problem ridge_block_few(const ridge_problem *problem)
+ridge_problem ridge_block_few(const ridge_problem *problem, int64_t most)
 {
     ridge_problem few = *problem;
 
-    few.dim[0] = ridge_min(few.dim[0], RIDGE_Q8_0_MAX_TOKENS);
+    few.dim[0] = ridge_min(few.dim[0], most);
     return few;
 }
 
@@ -71,8 +71,9 @@ static void advance(ridge_operand *o, int64_t elements)
         o->data = (char *)o->data + elements * (int64_t)ridge_dtype_size(o->dtype);
 }
 
-ridge_status ridge_block_by_sixteens(block_launch *launch, const ridge_device *device, const ridge_kernel *kernel,
-                                     const ridge_bound *bound, void *workspace, size_t bytes, void *stream)
+ridge_status ridge_block_by_few(block_launch *launch, int64_t most, const ridge_device *device,
+                                const ridge_kernel *kernel, const ridge_bound *bound, void *workspace, size_t bytes,
+                                void *stream)
 {
     const ridge_op_row *op = bound->op;
     int64_t left = bound->call.dim[0];
@@ -80,7 +81,7 @@ ridge_status ridge_block_by_sixteens(block_launch *launch, const ridge_device *d
     ridge_bound few = *bound;
 
     do {
-        const int64_t n = ridge_min(left, RIDGE_Q8_0_MAX_TOKENS);
+        const int64_t n = ridge_min(left, most);
 
         few.problem.dim[0] = few.call.dim[0] = n;
         status = launch(device, kernel, &few, workspace, bytes, stream);

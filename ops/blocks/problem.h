@@ -14,12 +14,13 @@ extern "C" {
 typedef ridge_status block_launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                                   void *workspace, size_t bytes, void *stream);
 
-/* The problem with RIDGE_Q8_0_MAX_TOKENS tokens at most, for whose workspace a row asks. */
-ridge_problem ridge_block_few(const ridge_problem *problem);
+/* The problem with `most` tokens at most, for whose workspace a row asks. */
+ridge_problem ridge_block_few(const ridge_problem *problem, int64_t most);
 
 /* Launches so many tokens after so many. */
-ridge_status ridge_block_by_sixteens(block_launch *launch, const ridge_device *device, const ridge_kernel *kernel,
-                                     const ridge_bound *bound, void *workspace, size_t bytes, void *stream);
+ridge_status ridge_block_by_few(block_launch *launch, int64_t most, const ridge_device *device,
+                                const ridge_kernel *kernel, const ridge_bound *bound, void *workspace, size_t bytes,
+                                void *stream);
 
 #ifdef __cplusplus
 }
