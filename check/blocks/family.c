@@ -64,6 +64,23 @@ static ridge_status mixes_gate_and_up(const faulty_run *r)
     return fault_run_changed(r, &copy);
 }
 
+static int bad_calls(const ridge_call *good, bad_call *list)
+{
+    list[0] = (bad_call){*good, "columns of no whole block", "cols is no multiple of 256"};
+    for (int arg = 0; arg < ridge_op_at(good->op)->args; arg++)
+        if (is_block_format(good->arg[arg].dtype))
+            list[0].call.arg[arg].dtype = RIDGE_Q4_K;
+    list[0].call.dim[1] = 128;
+    if (!is_block_product(good->op))
+        return 1;
+    list[1] = (bad_call){*good, "65537 tokens", "tokens is above 65536"};
+    list[1].call.dim[0] = 65537;
+    list[2] = (bad_call){*good, "codes without scales", "x_scales"};
+    list[2].call.arg[0].dtype = RIDGE_I8;
+    ridge_set(&list[2].call, 1, RIDGE_NONE, NULL, 0);
+    return 3;
+}
+
 static const planted_fault faults[] = {
     {.name = "drops the last block of a sum", .fault = drops_the_last_block, .applies = is_a_product},
     {.name = "takes the next token", .fault = fault_takes_the_next, .applies = is_a_product, .operand = "x"},
@@ -106,6 +123,7 @@ const check_family check_blocks = {
     .suites = suites,
     .suite = suite,
     .suite_lines = LINES,
+    .bad_calls = bad_calls,
     .fault_problems = fault_problems,
     .faults = faults,
 };

@@ -239,24 +239,53 @@ static bool is_product(const ridge_kernel *kernel)
     return kernel->op != RIDGE_MOE_ROUTE;
 }
 
-/* The slots of every token in the opposite order, but not their weights. */
-static ridge_status mixes_the_slots(const faulty_run *r)
+/* Writes the slots of an operand of [tokens, slots * n] in the opposite order, or as they were. */
+static ridge_status write_slots(const faulty_run *r, const char *name, bool backwards)
 {
-    const int arg = fault_slot(r->call, "ids");
-    const int64_t slots = r->call->dim[4], stride = r->im->call.arg[arg].stride;
+    const int arg = fault_slot(r->call, name);
+    const int64_t slots = r->call->dim[4];
+    ridge_status status = RIDGE_OK;
+    int64_t rows, cols;
+
+    if (arg < 0)
+        return RIDGE_OK;
+    ridge_op_at(r->call->op)->extent(&r->im->call, arg, &rows, &cols);
+    for (int64_t t = 0; t < rows && !status; t++)
+        for (int64_t s = 0; s < slots && !status; s++)
+            status = fault_write(r, fault_at(r->im, arg, t, s * (cols / slots)),
+                                 element(r->im, arg, t, (backwards ? slots - 1 - s : s) * (cols / slots)),
+                                 (size_t)(cols / slots) * ridge_dtype_size(r->im->call.arg[arg].dtype));
+    return status;
+}
+
+/* Runs with these operands' slots in the opposite order. */
+static ridge_status backwards(const faulty_run *r, const char *const *names, int count)
+{
     ridge_status status = RIDGE_OK;
 
-    if (slots < 2)
+    if (r->call->dim[4] < 2)
         return fault_impossible("one slot");
-    for (int64_t t = 0; t < r->call->dim[0] && !status; t++)
-        for (int64_t s = 0; s < slots && !status; s++)
-            status = fault_write(r, r->im->offset[arg] + (size_t)(t * (stride ? stride : slots) + s) * 4,
-                                 element(r->im, arg, t, slots - 1 - s), 4);
+    for (int i = 0; i < count && !status; i++)
+        status = write_slots(r, names[i], true);
     status = status ? status : fault_run(r, r->call);
-    for (int64_t t = 0; t < r->call->dim[0] && !status; t++)
-        status = fault_write(r, r->im->offset[arg] + (size_t)(t * (stride ? stride : slots)) * 4,
-                             element(r->im, arg, t, 0), (size_t)slots * 4);
+    for (int i = 0; i < count && !status; i++)
+        status = write_slots(r, names[i], false);
     return status;
+}
+
+static ridge_status mixes_the_slots(const faulty_run *r)
+{
+    static const char *const names[] = {"ids"};
+
+    return backwards(r, names, 1);
+}
+
+/* The same terms, but the last slot's comes first. */
+static ridge_status adds_the_last_slot_first(const faulty_run *r)
+{
+    static const char *const names[] = {"ids", "weights", "x", "x_scales"};
+
+    return backwards(r, names, 4);
 }
 
 /* Of one expert less, so that the operand ends where it did; the last expert's pairs are passed over. */
@@ -276,6 +305,70 @@ static ridge_status drops_the_last_slot(const faulty_run *r)
 
     copy.dim[4]--;
     return fault_run_changed(r, &copy);
+}
+
+static int route_bad_calls(const ridge_call *good, bad_call *list)
+{
+    enum { CALLS = 9 };
+
+    for (int i = 0; i < CALLS; i++)
+        list[i].call = *good;
+    list[0].what = "no experts", list[0].names = "experts is outside 1 .. 1024";
+    list[0].call.dim[1] = 0;
+    list[1].what = "1025 experts", list[1].names = "experts is outside 1 .. 1024";
+    list[1].call.dim[1] = 1025;
+    list[2].what = "no slots", list[2].names = "slots is outside 1 .. 32";
+    list[2].call.dim[2] = 0;
+    list[3].what = "more slots than experts", list[3].names = "or above experts";
+    list[3].call.dim[2] = good->dim[1] + 1;
+    list[4].what = "groups that do not divide the experts", list[4].names = "option groups";
+    list[4].call.opt.moe_route.groups = 3;
+    list[5].what = "more groups than there are", list[5].names = "option top_groups";
+    list[5].call.opt.moe_route.top_groups = 2;
+    list[6].what = "groups with too few experts", list[6].names = "fewer experts than slots";
+    list[6].call.opt.moe_route.groups = 2;
+    list[7].what = "a negative eps", list[7].names = "option eps";
+    list[7].call.opt.moe_route.eps = -1;
+    list[8].what = "groups of given ids", list[8].names = "RIDGE_ROUTE_GIVEN";
+    list[8].call.opt.moe_route.groups = list[8].call.opt.moe_route.top_groups = 2;
+    list[8].call.flags |= RIDGE_ROUTE_GIVEN;
+    return CALLS;
+}
+
+/* Weights in a format whose blocks have 256 columns, of which the good call has fewer. */
+static void takes_blocks(ridge_call *call)
+{
+    for (int arg = 2; arg < (call->op == RIDGE_MOE_DOWN ? 3 : 6); arg += 2) {
+        call->arg[arg].dtype = RIDGE_Q4_K;
+        ridge_set(call, arg + 1, RIDGE_NONE, NULL, 0);
+    }
+}
+
+static int moe_bad_calls(const ridge_call *good, bad_call *list)
+{
+    if (good->op == RIDGE_MOE_ROUTE)
+        return route_bad_calls(good, list);
+    for (int i = 0; i < 8; i++)
+        list[i].call = *good;
+    list[0].what = "17 tokens", list[0].names = "tokens is above 16";
+    list[0].call.dim[0] = 17;
+    list[1].what = "no experts", list[1].names = "experts is outside 1";
+    list[1].call.dim[3] = 0;
+    list[2].what = "no slots", list[2].names = "slots is outside 1 .. 32";
+    list[2].call.dim[4] = 0;
+    list[3].what = "33 slots", list[3].names = "slots is outside 1 .. 32";
+    list[3].call.dim[4] = 33;
+    list[4].what = "columns of no whole block", list[4].names = "cols is no multiple of 256";
+    takes_blocks(&list[4].call);
+    list[5].what = "x that is not codes", list[5].names = "operand x";
+    list[5].call.arg[0].dtype = RIDGE_F32;
+    if (good->op != RIDGE_MOE_DOWN)
+        return 6;
+    list[6].what = "a negative number of streams", list[6].names = "option n_hc is outside 0 .. 16";
+    list[6].call.opt.moe_down.n_hc = -1;
+    list[7].what = "2^62 streams", list[7].names = "option n_hc is outside 0 .. 16";
+    list[7].call.opt.moe_down.n_hc = INT64_C(1) << 62;
+    return 8;
 }
 
 #define OPTION(field) \
@@ -304,6 +397,7 @@ static const planted_fault faults[] = {
     {.name = "takes the next token", .fault = fault_takes_the_next, .applies = is_product, .operand = "x"},
     {.name = "takes the next token's scales", .fault = fault_takes_the_next, .operand = "x_scales"},
     {.name = "mixes the slots of a token", .fault = mixes_the_slots, .applies = is_product},
+    {.name = "adds the last slot first", .fault = adds_the_last_slot_first, .op = RIDGE_MOE_DOWN},
     {.name = "drops the last slot", .fault = drops_the_last_slot, .op = RIDGE_MOE_DOWN},
     {.name = "forgets the shared expert", .fault = fault_forgets_operand, .operand = "shared"},
     {.name = "forgets the residual", .fault = fault_forgets_operand, .operand = "residual"},
@@ -344,6 +438,7 @@ const check_family check_moe = {
     .fill = moe_fill,
     .variants = 3,
     .suites = suites,
+    .bad_calls = moe_bad_calls,
     .fault_problems = fault_problems,
     .faults = faults,
 };

@@ -222,6 +222,35 @@ static void expand_cases(const ridge_op_row *op, case_list *list)
     }
 }
 
+/* Every number of tokens, each of them compared with a call of that token alone, with fewer pairs than experts and with
+ * more; and every combination of what moe_down adds, with streams and without. */
+static void every_case(const ridge_op_row *op, case_level level, case_list *list)
+{
+    static const char *const forms[] = {"x=i8 w=i8",    "x=i8 w=q4_k",  "x=bf16 w=e4m3",
+                                        "x=f32 w=bf16", "x=i8 w=mxfp4", "x=i8 w=iq2_xxs",
+                                        "x=i8 w=q6_k",  "x=bf16 w=f32", "x=i8 w=q2_k"};
+    enum { FORMS = sizeof forms / sizeof forms[0] };
+    char text[256];
+
+    for (int tokens = 1; tokens <= RIDGE_MOE_MAX_TOKENS; tokens++)
+        for (int f = 0; f < FORMS; f++) {
+            if (level == CASES_QUICK && (tokens + f) % 4)
+                continue;
+            snprintf(text, sizeof text, "tokens=%d cols=256 rows=32 experts=%d slots=3 %s out=f32", tokens,
+                     (tokens + f / 4) % 2 ? 5 : 61, forms[f]);
+            cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = true});
+        }
+    for (int of = 0; op->id == RIDGE_MOE_DOWN && of < 16; of++)
+        for (int f = 0; f < FORMS; f++) {
+            if (level == CASES_QUICK && (of + of / 4 + f) % 4)
+                continue;
+            snprintf(text, sizeof text, "tokens=3 cols=256 rows=35 experts=4 slots=2 %s out=f32%s%s%s%s", forms[f],
+                     of & 1 ? " bias=1" : "", of & 2 ? " shared=f32" : "", of & 4 ? " residual=bf16" : "",
+                     of & 8 ? " n_hc=4" : "");
+            cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
+        }
+}
+
 void cases_moe_products(const ridge_op_row *op, case_level level, case_list *list)
 {
     static const struct {
@@ -266,6 +295,7 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
     only_cases(op, list);
     tall_cases(op, list);
     expand_cases(op, list);
+    every_case(op, level, list);
     block_cases(op, level, list);
 }
 

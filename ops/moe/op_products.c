@@ -276,7 +276,8 @@ static void down_derive(ridge_call *call)
 
 static void down_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
-    const int64_t wide = times(call->dim[4], call->dim[1]), n = call->opt.moe_down.n_hc;
+    const int64_t wide = times(call->dim[4], call->dim[1]), given = call->opt.moe_down.n_hc;
+    const int64_t n = given < 0 || given > RIDGE_MAX_HC ? 0 : given; /* what the rule will refuse, by its name */
 
     if (arg <= RIDGE_MOE_DOWN_X_SCALES)
         ridge_set_extent(rows, cols, call->dim[0], arg ? wide / 32 : wide);
@@ -286,9 +287,8 @@ static void down_extent(const ridge_call *call, int arg, int64_t *rows, int64_t 
         ridge_set_extent(rows, cols, call->dim[3], call->dim[2]);
     else if (arg == RIDGE_MOE_DOWN_IDS || arg == RIDGE_MOE_DOWN_WEIGHTS)
         ridge_set_extent(rows, cols, call->dim[0], call->dim[4]);
-    else if (arg == RIDGE_MOE_DOWN_POST || arg == RIDGE_MOE_DOWN_COMB) /* n may be what the rule will refuse */
-        ridge_set_extent(rows, cols, call->dim[0],
-                         arg == RIDGE_MOE_DOWN_COMB && n > 0 && n <= RIDGE_MAX_HC ? n * n : n);
+    else if (arg == RIDGE_MOE_DOWN_POST || arg == RIDGE_MOE_DOWN_COMB)
+        ridge_set_extent(rows, cols, call->dim[0], arg == RIDGE_MOE_DOWN_COMB ? n * n : n);
     else
         ridge_set_extent(rows, cols, call->dim[0],
                          arg == RIDGE_MOE_DOWN_RES || (arg == RIDGE_MOE_DOWN_OUT && n) ? times(n, call->dim[2])
