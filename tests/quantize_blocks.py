@@ -56,6 +56,9 @@ def mixes_have_the_types_of_llama_cpp(d):
           and got["blk.3.ffn_down_exps.weight"] == "Q6_K", "eight experts", got)
     got = types("mxfp4", experts, "gguf")
     check(got["blk.1.ffn_down_exps.weight"] == "MXFP4" and got["blk.1.attn_q.weight"] == got["output.weight"] == "Q8_0", "mxfp4", got)
+    apart = {f"model.layers.0.mlp.{kind}experts.{i}up_proj.weight": [256, 512] for kind, i in (("", "0."), ("", "11."), ("shared_", ""))}
+    got = types("mxfp4", apart, "gguf")
+    check(list(got.values()) == ["MXFP4", "MXFP4", "Q8_0"], "experts in matrices of their own", got)
     got = types("mxfp4", dense, "gguf", "--include", "*ffn*")
     check(got["blk.1.ffn_up.weight"] == "MXFP4" and got["blk.1.attn_q.weight"] == "F16", "mxfp4 of what the user names", got)
 

@@ -17,7 +17,7 @@ static const verb verbs[] = {
     {"bench", "time problems or suites beside the measured floor; --ceilings, --overhead", cmd_bench},
     {"tune", "time every row of a suite and write a tuning file", cmd_tune},
     {"inspect", "a checkpoint: format, metadata, tensors", cmd_inspect},
-    {"quantize", "a checkpoint into FP8, Q8_0, bf16 or f16", cmd_quantize},
+    {"quantize", "a checkpoint into FP8, a block format of GGUF, bf16 or f16", cmd_quantize},
 #if RIDGE_HAVE_LM
     {"generate", "text from a GGUF model: goes on with a prompt, or answers", cmd_generate},
     {"perplexity", "how well a GGUF model foretells a text", cmd_perplexity},

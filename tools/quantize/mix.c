@@ -141,7 +141,7 @@ uint32_t mix_type(const plan *p, const ridge_entry *t)
     if (p->o->to == TO_Q8_0)
         return base;
     if (p->o->to == TO_MXFP4) /* of its experts, if the user does not say what */
-        return t->rank > 2 || p->o->include.count ? base : RIDGE_TYPE_Q8_0;
+        return t->rank > 2 || strstr(t->name, ".experts.") || p->o->include.count ? base : RIDGE_TYPE_Q8_0;
     m = look_over(p, t);
     if (kind == KIND_OUTPUT || (kind == KIND_EMBEDDING && m.tied))
         return matrix_cols(t) % ridge_type_query(base)->block ? RIDGE_TYPE_Q8_0
