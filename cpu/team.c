@@ -167,6 +167,23 @@ int ridge_team_most(bool chosen)
 enum { LATE = 500000 /* ns */, PAUSE = 30 };
 enum { LATE_STEP = 8, LATE_MOST = 16, LATE_AGAIN = 12 };
 
+/* Threads that stay in one region of OpenMP's while the thread that opened it makes calls. It hands them a call's work
+ * by counting `turn` up, and goes on when `left` is 0: 1.3 us for 16 threads, where a region of OpenMP's takes 3. */
+enum { CREW_ROOM = 2048 };
+
+typedef struct crew {
+    _Alignas(64) atomic_uint turn;
+    ridge_team_work *work; /* NULL: the end */
+    const void *args;
+    ridge_team *team;
+    int threads;
+    int place;                                     /* of the last call's arguments in room */
+    _Alignas(64) atomic_int left;                  /* threads that are not done */
+    _Alignas(64) unsigned char room[2][CREW_ROOM]; /* of the last two calls of ridge_team_part */
+} crew;
+
+static _Thread_local crew *own_crew;
+
 static _Thread_local ridge_team own_team;
 static _Thread_local bool working; /* in the work of a region */
 
@@ -190,8 +207,8 @@ ridge_team *ridge_team_begin(double us, int64_t parts)
     ridge_team_settle(); /* the call before has this team until then */
     if (!(us >= 16) || parts < 2 || atomic_load_explicit(&forked, memory_order_relaxed))
         return team;
-    most = openmp_threads();
-    if (most == atomic_load_explicit(&openmp_most, memory_order_relaxed))
+    most = own_crew ? own_crew->threads : openmp_threads(); /* inside the region 1 with OMP_NUM_THREADS=16,1 */
+    if (!own_crew && most == atomic_load_explicit(&openmp_most, memory_order_relaxed))
         most = atomic_load_explicit(&region_most, memory_order_relaxed);
     if (most == 1)
         return team;
@@ -250,23 +267,6 @@ void ridge_team_end(ridge_team *team)
 
 /* ----------------------------------------------------------------------------------------------------------- regions
  */
-
-/* Threads that stay in one region of OpenMP's while the thread that opened it makes calls. It hands them a call's work
- * by counting `turn` up, and goes on when `left` is 0: 1.3 us for 16 threads, where a region of OpenMP's takes 3. */
-enum { CREW_ROOM = 2048 };
-
-typedef struct crew {
-    _Alignas(64) atomic_uint turn;
-    ridge_team_work *work; /* NULL: the end */
-    const void *args;
-    ridge_team *team;
-    int threads;
-    int place;                                     /* of the last call's arguments in room */
-    _Alignas(64) atomic_int left;                  /* threads that are not done */
-    _Alignas(64) unsigned char room[2][CREW_ROOM]; /* of the last two calls of ridge_team_part */
-} crew;
-
-static _Thread_local crew *own_crew;
 
 /* The i-th look at what another thread is to write. After 0.1 to 0.2 ms others get the processor. */
 static void look_again(int i)
@@ -344,10 +344,18 @@ ridge_status ridge_team_together(ridge_status (*body)(void *data), void *data)
         if (number) {
             follow(&c, number);
         } else {
+#ifdef _OPENMP
+            const int levels = omp_get_max_active_levels();
+
+            omp_set_max_active_levels(1); /* more with OMP_NUM_THREADS=16,1: kernels' own regions would make threads */
+#endif
             own_crew = &c;
             status = body(data);
             hand_out(&c, NULL, NULL, NULL);
             own_crew = NULL;
+#ifdef _OPENMP
+            omp_set_max_active_levels(levels);
+#endif
         }
     }
     return status;

@@ -185,6 +185,31 @@ static ridge_status run_chain(void *data)
     return RIDGE_OK;
 }
 
+/* As OMP_NUM_THREADS=4,1 has it: one thread for regions inside others, which are allowed. */
+static ridge_status run_chain_inside(void *data)
+{
+    if (!omp_in_parallel()) /* the processors are busy, and there is no region */
+        return RIDGE_OK;
+    omp_set_num_threads(1);
+    return ridge_team_begin(1e6, 100)->threads == TEAM && omp_get_max_active_levels() == 1 ? run_chain(data)
+                                                                                           : RIDGE_ERR_ARG;
+}
+
+TEST(they_keep_their_threads_where_inner_regions_have_one)
+{
+    const int levels = omp_get_max_active_levels();
+    chain *c;
+
+    omp_set_num_threads(TEAM);
+    c = new_chain();
+    omp_set_max_active_levels(2);
+    assert_int_equal(ridge_together(c->device, run_chain_inside, c), RIDGE_OK);
+    assert_int_equal(omp_get_max_active_levels(), 2);
+    omp_set_max_active_levels(levels);
+    ridge_close(c->device);
+    free(c);
+}
+
 TEST(calls_that_stay_together_give_the_same_bits)
 {
     chain *apart, *together;
@@ -475,6 +500,7 @@ int main(void)
         cmocka_unit_test(threads_follow_the_work),
         cmocka_unit_test(short_calls_get_one_thread_while_others_run),
         cmocka_unit_test(calls_that_stay_together_give_the_same_bits),
+        cmocka_unit_test(they_keep_their_threads_where_inner_regions_have_one),
         cmocka_unit_test(a_call_waits_for_the_threads_of_the_call_before),
         cmocka_unit_test(so_do_the_end_of_an_inner_one_and_a_fork),
         cmocka_unit_test(threads_that_stay_together_meet),
