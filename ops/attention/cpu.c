@@ -152,10 +152,14 @@ static void attention_thread(const void *args, ridge_thread thread)
 
     for (int64_t i = ridge_team_first(thread, w->all_angles); i < ridge_team_last(thread, w->all_angles); i++)
         make_angle(w, i);
-    ridge_team_wait(thread);
+    if (w->all_angles)
+        ridge_team_wait(thread);
     for (int64_t i = ridge_team_first(thread, w->all_heads); i < ridge_team_last(thread, w->all_heads); i++)
         append_unit(w, i);
-    ridge_team_wait(thread);
+    if (!w->queries)
+        return;
+    if (w->all_heads)
+        ridge_team_wait(thread);
     for (int64_t i = thread.number; i < w->units; i += thread.of)
         attend_piece(w, i);
     if (w->merged)
