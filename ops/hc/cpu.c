@@ -121,7 +121,7 @@ static void store(const hc_args *a, int64_t t, int64_t c, int64_t n, const float
 static void split_token(const hc_args *a, int64_t t, int64_t unused)
 {
     const float *res = a->res + t * a->res_stride;
-    float z[RIDGE_HC_MOST * (2 + RIDGE_HC_MOST)], pre[RIDGE_HC_MOST], part[RIDGE_HC_PARTS] = {0}, y[32], factor;
+    float z[RIDGE_MAX_HC * (2 + RIDGE_MAX_HC)], pre[RIDGE_MAX_HC], part[RIDGE_HC_PARTS] = {0}, y[32], factor;
 
     (void)unused;
     factor = mix_factor(a, res);

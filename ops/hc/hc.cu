@@ -103,8 +103,8 @@ static __device__ __forceinline__ float input(const hc_args &p, const float *res
 
 static __global__ void __launch_bounds__(HC_THREADS, 1) hc_split(const __grid_constant__ hc_args p)
 {
-    __shared__ float shared[HC_OWN][HC_OWN], z[RIDGE_HC_MOST * (2 + RIDGE_HC_MOST)], k[RIDGE_HC_MOST * RIDGE_HC_MOST];
-    __shared__ float pre[RIDGE_HC_MOST], u[RIDGE_HC_MOST], v[RIDGE_HC_MOST];
+    __shared__ float shared[HC_OWN][HC_OWN], z[RIDGE_MAX_HC * (2 + RIDGE_MAX_HC)], k[RIDGE_MAX_HC * RIDGE_MAX_HC];
+    __shared__ float pre[RIDGE_MAX_HC], u[RIDGE_MAX_HC], v[RIDGE_MAX_HC];
     const int64_t t = blockIdx.x;
     const float *res = p.res + t * p.res_stride;
     float square[HC_OWN] = {}, factor;

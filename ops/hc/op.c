@@ -20,7 +20,7 @@ static const char *common_rule(const ridge_call *call)
         return "option iterations is outside 1 .. 1000";
     if (call->dim[1] < 1)
         return "cols is 0";
-    return call->dim[2] < 1 || call->dim[2] > RIDGE_HC_MOST ? "n_hc is outside 1 .. 16" : NULL;
+    return call->dim[2] < 1 || call->dim[2] > RIDGE_MAX_HC ? "n_hc is outside 1 .. 16" : NULL;
 }
 
 /* Columns of all streams; a product that overflows is refused as a row of 2^62 elements. */

@@ -11,8 +11,9 @@
 #define RIDGE_HC_MATH_H
 
 #include "norm.h"
+#include "ridge.h"
 
-enum { RIDGE_HC_PARTS = 2048, RIDGE_HC_MOST = 16 };
+enum { RIDGE_HC_PARTS = 2048 };
 
 /* Which scale number i of mix has: n_hc are of pre, n_hc of post, the rest of comb. */
 RIDGE_FN int ridge_hc_scale_of(int n_hc, int i)
@@ -54,7 +55,7 @@ RIDGE_FN float ridge_hc_factor(const float *k, int step, const float *other, int
 /* n x n entries k become the mixture: the columns are divided, then rows and columns, iterations - 1 times. */
 RIDGE_FN void ridge_hc_sinkhorn(float *k, int n, int64_t iterations, float eps)
 {
-    float u[RIDGE_HC_MOST], v[RIDGE_HC_MOST], row[RIDGE_HC_MOST], col[RIDGE_HC_MOST];
+    float u[RIDGE_MAX_HC], v[RIDGE_MAX_HC], row[RIDGE_MAX_HC], col[RIDGE_MAX_HC];
 
     for (int i = 0; i < n; i++)
         u[i] = v[i] = row[i] = col[i] = 1.0f;
