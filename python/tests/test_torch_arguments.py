@@ -204,6 +204,17 @@ class TestAdvice:
             warnings.simplefilter("error")
             consider()
 
+    def test_a_longer_call_is_judged_too(self, monkeypatch):
+        from ridge.torch import _advice
+        consider = self.consider(monkeypatch, "gemm_fp8", (65536, 8192, 65536))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            consider()  # 3 ms are good for so many operations
+        import types
+        device = types.SimpleNamespace(explain=lambda call: self.EXPLAINED)
+        with pytest.warns(UserWarning, match="gemm_fp8"):
+            _advice.consider(device, self.form("gemm_fp8"), (8192, 8192, 8192), 0)
+
     @pytest.mark.parametrize("dims, values", [((64, 8192, 8192), {}), ((8192, 8192, 8192), {"major": 9}),
                                               ((65536, 8192, 65536), {"major": 8, "minor": 0, "multi_processor_count": 108})])
     def test_short_unknown_or_faster_is_not(self, monkeypatch, dims, values):

@@ -1,4 +1,5 @@
 """_advice.py: says once where PyTorch's own path is probably faster: on a GPU whose tensor cores ridge does not use to the full."""
+import math
 import warnings
 
 import torch
@@ -8,7 +9,7 @@ import torch
 RATES = {(8, 0): 1024, (8, 6): 512, (8, 9): 512, (10, 0): 4096, (10, 3): 4096, (12, 0): 512, (12, 1): 512}
 REACHED = 0.75  # of that by cuBLAS in long products; an H200's best is 0.8
 FEW = 1e11  # operations: where less is to do, other costs decide
-done = set()  # (op, device index): asked once
+done = set()  # (op, device index): said, or nothing to say; with a size: asked
 
 
 def products(op, dims):
@@ -38,16 +39,21 @@ def torch_us(operations, fp8, capability, name, units, clock_ghz):
 
 
 def consider(device, form, values, index):
-    """Called for the first long call of an op on a device."""
+    """Called for every call of an op on a device until it is done; a long one of each size is asked about."""
     key = (form.op, index)
     operations = products(form.op, values)
-    if key in done or operations < FEW:
+    size = (*key, round(math.log2(max(operations, FEW))))
+    if key in done or size in done or operations < FEW:
         return
-    done.add(key)
+    done.add(size)
     p = torch.cuda.get_device_properties(index)
     own = torch_us(operations, form.op == "gemm_fp8", (p.major, p.minor), p.name, p.multi_processor_count,
                    getattr(p, "clock_rate", 1.7e6) * 1e-6)  # kHz; torch before 2.6 has none
+    if own is None:
+        done.add(key)
+        return
     ours = predicted_us(device.explain(form.call(values)))
-    if own and ours and ours > 1.1 * own:
+    if ours and ours > 1.1 * own:
+        done.add(key)
         warnings.warn(f"ridge: {form.op} on {p.name}: predicted {ours / 1e3:.3g} ms where PyTorch's products alone take about "
                       f"{own / 1e3:.3g} ms; this GPU's tensor cores are used through mma.sync", stacklevel=6)
