@@ -135,8 +135,7 @@ static void product_cases(const ridge_op_row *op, case_level level, case_list *l
     product_text(op, 0, 2, 0, text, sizeof text);
     cases_add(list, op, text, (test_case){.fill = FILL_NORMAL});
     product_text(op, 3, 4, 1, text, sizeof text);
-    cases_add(list, op, text,
-              (test_case){.fill = FILL_NORMAL, .repeats = level == CASES_QUICK ? 50 : 500});
+    cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .repeats = level == CASES_QUICK ? 50 : 500});
 }
 
 static void block_cases(const ridge_op_row *op, case_level level, case_list *list)
