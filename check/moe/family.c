@@ -427,7 +427,7 @@ static const char *const fault_problems[] = {
     "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=1 slots=1 x=bf16 w=e4m3 out=f32 limit=10 gate_bias=1 "
     "variant=1",
     "moe_down tokens=5 cols=288 rows=37 experts=1 slots=1 x=f32 w=bf16 out=f32 bias=1 residual=f32 n_hc=4 variant=1",
-    "moe_down tokens=5 cols=288 rows=37 experts=1 slots=1 x=f32 w=bf16 out=f32 bias=1 residual=f32 variant=1",
+    "moe_down tokens=5 cols=288 rows=40 experts=1 slots=1 x=f32 w=bf16 out=f32 bias=1 residual=f32 variant=1",
     NULL,
 };
 
