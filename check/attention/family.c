@@ -328,6 +328,8 @@ static const char *const fault_problems[] = {
     "attention_prefill tokens=20 heads=9 kv_heads=1 head_dim=64 positions=300 scale=0.125",
     "kv_append_attention tokens=5 heads=9 kv_heads=1 head_dim=64 positions=300 scale=0.125",
     "kv_append_attention tokens=1 heads=9 kv_heads=1 head_dim=64 positions=300 scale=0.125",
+    "attention_decode tokens=1 heads=4 kv_heads=1 head_dim=64 positions=300 scale=0.125",
+    "kv_append_attention tokens=1 heads=4 kv_heads=1 head_dim=64 positions=300 scale=0.125",
     NULL,
 };
 
