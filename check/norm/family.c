@@ -228,7 +228,7 @@ static const char *const fault_problems[] = {
     "head_rms_norm_rope_tail tokens=5 heads=9 head_dim=8 n_rot=4 x=f32 w=f32 pos=i32 out=f32 eps=0.01 mscale=1.25",
     "add_rms_norm rows=5 cols=264 x=bf16 residual=bf16 w=bf16 out=bf16 eps=0.01",
     "rms_norm_bwd rows=37 cols=264 dout=bf16 x=bf16 w=bf16 dx=bf16 dw=0 dsum=bf16 eps=0.01",
-    "add_rms_norm rows=5 cols=288 x=f32 residual=f32 w=f32 out=i8 eps=0.01",
+    "add_rms_norm rows=5 cols=288 x=f32 residual=f32 w=f32 out=i8 eps=0.01 pad=16",
     "rms_norm_bwd rows=37 cols=128 dout=bf16 x=bf16 w=bf16 dx=bf16 dw=0 dsum=bf16 eps=0.01",
     "rope tokens=5 heads=9 head_dim=16 n_rot=16 x=bf16 pos=i32 out=bf16",
     NULL,

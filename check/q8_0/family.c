@@ -158,7 +158,7 @@ static const char *const fault_problems[] = {
     /* one token */
     "q8_0_matmul tokens=1 cols=512 rows=24 x=f32 w=i8 out=f32 norm=1 pad=256",
     "q8_0_pair tokens=1 cols=512 rows0=24 rows1=8 x=f32 w=i8 out=f32 pad=256",
-    "q8_0_gate_up_swiglu tokens=1 cols=512 rows=24 x=f32 w=i8 out=f32 token_scale=1 limit=10 pad=256",
+    "q8_0_gate_up_swiglu tokens=1 cols=512 rows=24 x=f32 w=i8 out=f32 token_scale=1 limit=0.5 pad=256",
     "q8_0_matmul_hc_expand tokens=1 cols=512 rows=24 n_hc=4 x=f32 w=i8 add=1 y=1 pad=256",
     NULL,
 };
