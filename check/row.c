@@ -3,9 +3,9 @@
  * A run uploads the image (guards, inputs, poisoned outputs) and a poisoned workspace with a guard behind it, launches,
  * downloads, and compares every byte. The eager run is judged by the row's contract (image_judge). The others must give
  * the bits of that one: behind a kernel that writes the inputs late and in front of one that overwrites them
- * (row_late.c); captured in a graph and replayed twice; two copies on two streams at once; repeated while a copy keeps
- * the other stream busy; parts of the rows in calls of their own; exact rows as on a device of one and of seven
- * multiprocessors; and on a CPU for a caller with another rounding mode. */
+ * (row_late.c); captured in a graph over zeros and replayed twice; two copies on two streams at once; repeated while a
+ * copy keeps the other stream busy; parts of the rows in calls of their own; exact rows as on a device of one and of
+ * seven multiprocessors; and on a CPU for a caller with another rounding mode. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -164,6 +164,9 @@ static bool run_graph(row_run *t)
 
     if (!b->graph_begin)
         return true;
+    memset(t->again, 0, t->im->bytes); /* shapes alone decide what is captured: ids, offsets and positions come later */
+    if (b->upload(t->device, t->l[0].image, t->again, t->im->bytes))
+        return row_failed(t, "upload");
     if (measure_capture(t->device, t->l[0].stream, (work){row_launch_again, &t}, &graph))
         return row_failed(t, "inside a graph capture");
     for (int replay = 0; replay < 2 && good; replay++) {
