@@ -210,7 +210,7 @@ for op in moe_gate_up_swiglu moe_down; do # no tokens: nothing to share out
     "$ridge" kernels 'cuda.*' >/dev/null 2>&1 || break
     expect 0 "cuda.$op.blocks" "$ridge" explain $op x=i8 w=mxfp4 tokens=0 cols=256 rows=64 experts=8 slots=2 --device model:sm90
 done
-# Every GPU has a row for every block format: a token, several and a prompt; GeForce cards have least shared memory.
+# Every GPU has a row for every block format: a token, several, a prompt, experts; GeForce cards have least shared memory.
 for arch in sm80 sm86 sm89 sm90 sm100 sm120; do
     "$ridge" kernels 'cuda.*' >/dev/null 2>&1 || break
     for w in q4_0 q4_1 q8_0 mxfp4 q2_k q4_k q5_k q6_k iq2_xxs; do
@@ -218,6 +218,13 @@ for arch in sm80 sm86 sm89 sm90 sm100 sm120; do
             "block_gate_up_swiglu rows=4096 tokens=16" "block_gate_up_swiglu rows=4096 tokens=512"; do
             # shellcheck disable=SC2086
             expect 0 "picked" "$ridge" explain $of cols=14336 x=i8 w=$w out=f32 --device model:$arch
+        done
+        for tokens in 1 16; do
+            of="tokens=$tokens experts=128 slots=8 x=i8 w=$w"
+            # shellcheck disable=SC2086
+            expect 0 "picked" "$ridge" explain moe_gate_up_swiglu $of cols=2048 rows=768 out=i8 --device model:$arch
+            # shellcheck disable=SC2086
+            expect 0 "picked" "$ridge" explain moe_down $of cols=768 rows=2048 out=f32 --device model:$arch
         done
     done
 done
