@@ -367,11 +367,27 @@ static __device__ __forceinline__ void publish_sums(const q8_0_tma_args &a, char
     pipeline_advance(sums, SUM_BUFFERS);
 }
 
+/* Releases a stage, by a whole warp. ptxas waits for no data of ld.shared and ldmatrix in front of an arrive, and the
+ * arrive overtakes them where loads of another CTA fill the multiprocessor's queue: TMA then writes over what is still
+ * to be read. So it comes behind a branch that follows the products: what multiplies the data has been issued where a
+ * block ends. A dependency on the data instead costs 36 to 70 us of a token of DeepSeek-V4-Flash. */
+static __device__ __forceinline__ void release_stage(uint32_t bar, int lane)
+{
+    __syncwarp(); /* every lane's reads of the stage come before its release */
+    if (lane == 0)
+        ptx_mbarrier_arrive(bar + 8 * MAX_STAGES); /* empty[stage] */
+}
+
 /* The MMA warps: for each tile, wait for a k step, load its fragments, multiply, release the stage; then publish. */
 template <int SUBS, int TOKENS, int RAW>
 static __device__ __forceinline__ void consume(const q8_0_tma_args &a, char *memory, uint32_t shared)
 {
-    enum { BOTH = SUBS > 1, WIDTH = 32 * MMA_WARPS(SUBS), STEP = SUBS * (RAW ? RAW_BYTES : CODE_BYTES) };
+    enum {
+        BOTH = SUBS > 1,
+        WIDTH = 32 * MMA_WARPS(SUBS),
+        STEP = SUBS * (RAW ? RAW_BYTES : CODE_BYTES),
+        LATER = TOKENS == 8 || RAW
+    };
     const int warp = threadIdx.x / 32, part = warp % RIDGE_Q8_0_PARTS, lane = threadIdx.x % 32;
     const int sub = warp / RIDGE_Q8_0_PARTS * 2, tiles = a.tiles, k_steps = a.k_steps, stages = a.stages;
     const int x_step = a.tokens * 1024, x_scales_step = a.x_scales_slot, x_resident = a.x_resident, x_shift = a.x_shift;
@@ -388,13 +404,17 @@ static __device__ __forceinline__ void consume(const q8_0_tma_args &a, char *mem
     __syncwarp();
     for (int tile = blockIdx.x; tile < tiles; tile += opaque(gridDim.x)) {
         float acc[TOKENS / 8][4] = {};
+        uint32_t before = 0; /* full[] of the k step before */
 
+#pragma unroll 1 /* see release_stage */
         for (int k_step = 0; k_step < k_steps; k_step++) {
             const uint32_t bar = full + 8 * pos.stage;
             const int slot = x_resident ? k_step : (int)pos.stage;
             uint32_t w[4][4];
             float ws[4][2];
 
+            if (LATER && k_step)
+                release_stage(before, lane);
             wait_step(bar, full, pos.phase, x_by_tma && (!x_resident || tile == blockIdx.x), x_resident, x_shift,
                       k_step);
             if (TOKENS == 8 && (!x_resident || slot != loaded_slot)) /* with one k step, x stays in registers */
@@ -412,11 +432,13 @@ static __device__ __forceinline__ void consume(const q8_0_tma_args &a, char *mem
                 mma_step<BOTH>(w, ws, x, xs, acc[n]);
             }
             loaded_slot = slot;
-            __syncwarp(); /* every lane's reads of the stage come before its release */
-            if (lane == 0)
-                ptx_mbarrier_arrive(bar + 8 * MAX_STAGES); /* empty[stage] */
+            if (!LATER) /* the second products have waited for all loads (SASS), and there is no register */
+                release_stage(bar, lane);
+            before = bar;
             pipeline_advance(&pos, stages);
         }
+        if (LATER)
+            release_stage(before, lane);
         publish_sums<SUBS, TOKENS>(a, memory, sums_full, lane, &sums, acc);
     }
 }
