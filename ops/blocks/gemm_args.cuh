@@ -24,6 +24,7 @@ typedef struct block_gemm_args {
     int work, runs;  /* tiles of the result; runs of k */
     int split;       /* CTAs of a cluster, which share a tile: each has 8 / split partitions */
     int planes;      /* rows of a plane of numbers */
+    uint32_t none;   /* 0, see cuda/sm90/await.cuh */
     block_mma_args p;
 } block_gemm_args;
 

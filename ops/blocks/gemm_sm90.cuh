@@ -20,6 +20,7 @@
 #ifndef RIDGE_BLOCKS_GEMM_SM90_CUH
 #define RIDGE_BLOCKS_GEMM_SM90_CUH
 
+#include "cuda/sm90/await.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/wgmma_s8.cuh"
 #include "gemm_args.cuh"
@@ -333,7 +334,7 @@ static __device__ void gemm_consume(const block_gemm_args &a, int rank, int warp
                                ring + at.stage * T::STAGE_BYTES, first & 1, acc);
                 __syncwarp(); /* orders the warp's reads before the release */
                 if (threadIdx.x % 32 == 0)
-                    pipeline_release(empty, at.stage);
+                    pipeline_release(empty + pipeline_behind_sums<T::ELEMENTS>(acc, a.none), at.stage);
                 pipeline_advance(&at, T::RING);
             }
             gemm_fold<T>(&kept, part, acc);

@@ -15,6 +15,7 @@
  * order in which a thread has them (q8_0_scale_place). TMA fills rows and tokens beyond the last with zeros.
  *     full[s]   the bytes of stage s have arrived: orders TMA's writes before the consumers' reads
  *     empty[s]  an arrival of each consumer warp: its reads of stage s come before TMA's next writes */
+#include "cuda/sm90/await.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/wgmma_s8.cuh"
 #include "gemm.cuh"
@@ -63,6 +64,7 @@ typedef struct q8_0_wgmma_args {
     CUtensorMap codes[2], scales[2], x, x_scales;
     int runs, box_rows;     /* runs of k; rows of a box of weights */
     int work, whole, split; /* tiles; those of a CTA by itself; the others are shared by `split` CTAs, a cluster */
+    uint32_t none;          /* 0, see cuda/sm90/await.cuh */
     q8_0_gemm_args g;
 } q8_0_wgmma_args;
 
@@ -162,6 +164,7 @@ static __device__ void produce(const q8_0_wgmma_args &a, uint32_t ring, uint32_t
 typedef struct consumer_at {
     uint32_t weights, x, scales, x_scales;
     uint32_t full, empty;
+    uint32_t none; /* 0, see cuda/sm90/await.cuh */
 } consumer_at;
 
 /* The product of a block. line: from the descriptors' stage 0. */
@@ -210,9 +213,10 @@ static __device__ __forceinline__ void consume_stage(const consumer_at &at, uint
         if (b + 1 < STAGE_BLOCKS)
             issue<T>(d, at, line + (b + 1) * (RIDGE_Q8_0_BLOCK >> 4));
     }
-    __syncwarp(); /* orders the warp's reads before the release */
+    __syncwarp(); /* orders the warp's reads before the release; of 128 tokens they have arrived (SASS), and the sums
+                     would cost 4 % */
     if (threadIdx.x % 32 == 0)
-        pipeline_release(at.empty, slot);
+        pipeline_release(at.empty + (T::BN < 128 ? pipeline_behind_sums<T::ELEMENTS>(acc, at.none) : 0), slot);
 }
 
 /* The sums of a tile over the partitions [first, first + count): all runs of the first, then of the next, ... */
@@ -313,7 +317,8 @@ static __device__ void consume(const q8_0_wgmma_args &a, int warpgroup, uint32_t
                             ring + T::AT_SCALES + scales_row * 2 * SCALE_BOX,
                             ring + T::AT_X_SCALES + token * 4 + lane % 4 * 16,
                             full,
-                            empty};
+                            empty,
+                            a.none};
     pipeline_state state = PIPELINE_CONSUMER;
     float acc[T::ELEMENTS];
     gemm_kept<T> kept;
