@@ -3,7 +3,7 @@
  * A warp or a block of 256 threads computes a head, a block a row. Column j belongs to partial sum j % 256 of the
  * canonical order (src/math/norm.h): each thread of a block has one partial sum; lane l of a warp has the partial sums
  * l + 32 i. The tree adds halves onto halves: partial sums 32 or more apart in registers or shared memory, the rest by
- * shuffles. x is read twice, the second time from cache. */
+ * shuffles. A warp reads x twice, the second time from cache. */
 #include "args.h"
 #include "cuda/launch.cuh"
 #include "cuda/num.cuh"
@@ -111,30 +111,27 @@ static __device__ __forceinline__ float add_columns(const norm_args &p, const ch
     return sum;
 }
 
-/* The sum of the partial sums of a block's threads; every thread gets it. */
+/* The sum of the partial sums of a block's threads; each warp adds all of them, so that every thread gets it behind one
+ * barrier. */
 static __device__ __forceinline__ float sum_block(float sum)
 {
     __shared__ float part[PARTS];
+    float eight[8];
 
     part[threadIdx.x] = sum;
-    __syncthreads(); /* all partial sums are written before the first warp reads them */
-    if (threadIdx.x < 32) {
-        float eight[8];
-
+    __syncthreads(); /* all partial sums are written before they are read */
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            eight[i] = part[threadIdx.x + 32 * i];
+    for (int i = 0; i < 8; i++)
+        eight[i] = part[threadIdx.x % 32 + 32 * i];
 #pragma unroll
-        for (int s = 4; s > 0; s /= 2)
+    for (int s = 4; s > 0; s /= 2)
 #pragma unroll
-            for (int i = 0; i < s; i++)
-                eight[i] += eight[i + s];
-        sum = warp_tree(eight[0]);
-        if (threadIdx.x == 0)
-            part[0] = sum;
-    }
-    __syncthreads(); /* the sum is written before all threads read it */
-    return part[0];
+        for (int i = 0; i < s; i++)
+            eight[i] += eight[i + s];
+#pragma unroll
+    for (int s = 16; s > 0; s /= 2)
+        eight[0] += __shfl_xor_sync(~0u, eight[0], s);
+    return eight[0];
 }
 
 static __device__ __forceinline__ float element(const norm_args &p, const char *x, int64_t j, float factor)
@@ -176,11 +173,19 @@ static __global__ void __launch_bounds__(THREADS, 2) rms_block(const __grid_cons
     }
 }
 
-/* BLOCK: a block a row, else a warp. */
-template <int BLOCK> static __global__ void __launch_bounds__(THREADS, 2) norm_rows(const __grid_constant__ norm_args p)
+/* The angle of pair i of a token. */
+static __device__ __forceinline__ void find_angle(const norm_args &p, int64_t token, int64_t i, float *c, float *s)
 {
-    const int width = BLOCK ? THREADS : 32, at = threadIdx.x % width;
-    const int64_t index = BLOCK ? blockIdx.x : (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int64_t pos = p.pos64 ? ((const int64_t *)p.pos)[token] : ((const int32_t *)p.pos)[token];
+
+    ridge_rope_angle(pos, p.freqs[i], p.mscale, p.inverse, c, s);
+}
+
+/* A head by a warp. */
+static __global__ void __launch_bounds__(THREADS, 2) head_warp(const __grid_constant__ norm_args p)
+{
+    const int lane = threadIdx.x % 32;
+    const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     const int64_t token = index / p.heads, head = index % p.heads, tail = p.n - p.n_rot;
     const char *x = p.x + token * p.stride + head * p.n * (p.x_bf16 ? 2 : 4);
     char *out = p.out + token * p.out_stride + head * p.n * (p.out_bf16 ? 2 : 4);
@@ -188,28 +193,68 @@ template <int BLOCK> static __global__ void __launch_bounds__(THREADS, 2) norm_r
 
     ptx_launch_dependents();
     ptx_grid_dependency_wait();
-    if (token >= p.rows) /* whole rows: a warp or a block exits together */
+    if (token >= p.rows) /* a whole warp */
         return;
     if (p.norm)
-        factor = ridge_rms_factor(BLOCK ? sum_block(add_columns(p, x, at, 0.0f)) : sum_warp(p, x), p.n, p.eps);
-    for (int64_t i = at; i < p.n_rot / 2; i += width) {
+        factor = ridge_rms_factor(sum_warp(p, x), p.n, p.eps);
+    for (int64_t i = lane; i < p.n_rot / 2; i += 32) {
         const int64_t j = tail + 2 * i;
-        const int64_t pos = p.pos64 ? ((const int64_t *)p.pos)[token] : ((const int32_t *)p.pos)[token];
         float c, s, y0, y1;
 
-        ridge_rope_angle(pos, p.freqs[i], p.mscale, p.inverse, &c, &s);
+        find_angle(p, token, i, &c, &s);
         ridge_rope_rotate(element(p, x, j, factor), element(p, x, j + 1, factor), c, s, &y0, &y1);
         store(out, j, y0, p.out_bf16);
         store(out, j + 1, y1, p.out_bf16);
     }
-    for (int64_t j = at; j < tail; j += width)
+    for (int64_t j = lane; j < tail; j += 32)
         store(out, j, element(p, x, j, factor), p.out_bf16);
+}
+
+/* A head by a block, whose last warps make the angles while x is on its way. A pair of columns is one of neighbouring
+ * threads. */
+static __global__ void __launch_bounds__(THREADS, 2) head_block(const __grid_constant__ norm_args p)
+{
+    extern __shared__ float2 angle[]; /* of the n_rot / 2 pairs */
+    const int64_t token = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
+    const int n = (int)p.n, tail = n - (int)p.n_rot;
+    const char *x = p.x + token * p.stride + head * p.n * (p.x_bf16 ? 2 : 4);
+    char *out = p.out + token * p.out_stride + head * p.n * (p.out_bf16 ? 2 : 4);
+    float v[HELD], w[HELD], factor = 1.0f;
+
+    ptx_launch_dependents();
+    ptx_grid_dependency_wait();
+    load_held(x, threadIdx.x, p.n, p.x_bf16, v);
+    if (p.w)
+        load_held(p.w, threadIdx.x, p.n, p.w_bf16, w);
+    for (int i = THREADS - 1 - (int)threadIdx.x; i < (int)p.n_rot / 2; i += THREADS)
+        find_angle(p, token, i, &angle[i].x, &angle[i].y);
+    factor = sum_block(add_squares(v, 0.0f)); /* its barrier also orders the angles before their reads */
+    factor = p.norm ? ridge_rms_factor(factor, p.n, p.eps) : 1.0f;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        const int j = (int)threadIdx.x + PARTS * i;
+        float other;
+
+        if (PARTS * i >= n) /* the whole block */
+            break;
+        v[i] = p.norm ? v[i] * factor : v[i];
+        v[i] = p.w ? v[i] * w[i] : v[i];
+        other = __shfl_xor_sync(~0u, v[i], 1);
+        if (j >= tail && j < n) {
+            const float2 turn = angle[(j - tail) / 2];
+            float y0, y1;
+
+            ridge_rope_rotate(j % 2 ? other : v[i], j % 2 ? v[i] : other, turn.x, turn.y, &y0, &y1);
+            v[i] = j % 2 ? y1 : y0;
+        }
+        if (j < n)
+            store(out, j, v[i], p.out_bf16);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[3] = {(const void *)norm_rows<0>, (const void *)norm_rows<1>,
-                                         (const void *)rms_block};
+static const void *const functions[3] = {(const void *)head_warp, (const void *)head_block, (const void *)rms_block};
 
 static ridge_status prepare(const ridge_device *device)
 {
@@ -225,14 +270,16 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
 
     if (rows == 0 || p.n == 0)
         return RIDGE_OK;
-    return host_launch(device, kernel->name, functions[block && bound->problem.op == RIDGE_RMS_NORM ? 2 : block],
-                       dim3((unsigned)blocks), THREADS, &p, stream);
+    return host_launch_shared(device, kernel->name, functions[block && bound->problem.op == RIDGE_RMS_NORM ? 2 : block],
+                              dim3((unsigned)blocks), THREADS, block ? (size_t)p.n_rot * 4 : 0, &p, stream);
 }
 
-static const char *why_not(const ridge_device *, const ridge_kernel *, const ridge_problem *problem)
+static const char *why_not(const ridge_device *, const ridge_kernel *kernel, const ridge_problem *problem)
 {
     const double heads = problem->op == RIDGE_RMS_NORM ? 1.0 : (double)problem->dim[1];
 
+    if (problem->op != RIDGE_RMS_NORM && kernel->param[0] && (problem->dim[2] % 2 || problem->dim[2] > PARTS * HELD))
+        return "heads of more than 4096 columns, or of an odd number";
     return (double)problem->dim[0] * heads > 2147483647.0 ? "more than 2^31 - 1 rows" : NULL;
 }
 
@@ -242,7 +289,7 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
     const bool rope = problem->op != RIDGE_RMS_NORM;
     const double n = (double)problem->dim[rope ? 2 : 1],
                  rows = (double)problem->dim[0] * (rope ? (double)problem->dim[1] : 1);
-    const double chain = kernel->param[0] ? 2.5 + n / 1024 * 0.6 : 1.5 + n / 256 * 0.8;
+    const double chain = kernel->param[0] ? (rope ? 2.0 : 2.5) + n / 1024 * 0.6 : 1.5 + n / 256 * 0.8;
 
     return chain + rows * n * 8e-3 / device->copy_gbps * (kernel->param[0] ? 1.2 : 1.0);
 }
