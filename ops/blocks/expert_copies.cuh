@@ -6,12 +6,15 @@
 #include "ops/moe/args.cuh"
 #include "ops/moe/list.cuh"
 
-/* Warps of a CTA: as many as registers allow; x: as in F::X. Products of a team of gate_up: 32 rows. */
+/* Tiles of a product, at most. Warps of a CTA: as many as registers allow; x: as in F::X. Products of a team of
+ * gate_up: 32 rows. */
+#define EXPERT_SIDE(F, columns, down) ((down) ? 1 : BLOCK_SIDE(F, columns))
 #define EXPERT_BULK(columns) ((columns) == 1 && BLOCK_HAS_BULK)
-#define EXPERT_WARPS(columns, bulk, x) ((columns) > 1 ? 8 : !(bulk) ? 16 : (x) == BLOCK_X_START_16 ? 20 : 24)
-enum { EXPERT_TEAM = 4 };
-/* Bytes of a stage: bulk copies want multiples of 128. */
-#define EXPERT_STAGE(unit) (((unit) + 127) / 128 * 128)
+#define EXPERT_WARPS(columns, side, bulk, x) \
+    ((columns) > 1 ? 8 : !(bulk) || (side) == 2 ? 16 : (x) == BLOCK_X_START_16 ? 20 : 24)
+#define EXPERT_TEAM(side) ((side) == 2 ? 2 : 4)
+/* Bytes from unit to unit of a stage: bulk copies want multiples of 128. */
+#define EXPERT_PITCH(unit) (((unit) + 127) / 128 * 128)
 
 typedef struct block_expert_args {
     moe_args p;
@@ -41,17 +44,15 @@ typedef struct expert_warp {
     int lane, share, product, team;
 } expert_warp;
 
-template <int DOWN> static __device__ __forceinline__ expert_warp expert_warp_of(const block_expert_args &a)
+template <int DOWN, int SIDE> static __device__ __forceinline__ expert_warp expert_warp_of(const block_expert_args &a)
 {
-    int thread = (int)threadIdx.x;
+    unsigned thread = threadIdx.x;
 
     asm volatile("" : "+r"(thread));
 
-    const int warp = thread / 32, product = warp >> (a.split >> 1), share = warp & (a.split - 1);
+    const unsigned warp = thread / 32, product = warp >> (a.split >> 1), team = DOWN ? 1 : EXPERT_TEAM(SIDE);
 
-    if (DOWN)
-        return {thread % 32, share, 0, product};
-    return {thread % 32, share, product % EXPERT_TEAM, product / EXPERT_TEAM};
+    return {(int)(thread % 32), (int)warp & (a.split - 1), (int)(product % team), (int)(product / team)};
 }
 
 /* down: how many steps this CTA has. */
@@ -60,15 +61,15 @@ static __device__ __forceinline__ int expert_steps(const block_expert_args &a)
     return a.steps + ((int)blockIdx.x < a.more);
 }
 
-template <int DOWN> static __device__ __forceinline__ expert_pos expert_begin(const block_expert_args &a)
+template <int DOWN, int SIDE> static __device__ __forceinline__ expert_pos expert_begin(const block_expert_args &a)
 {
-    const expert_warp w = expert_warp_of<DOWN>(a);
+    const expert_warp w = expert_warp_of<DOWN, SIDE>(a);
 
     return DOWN ? expert_pos{0, w.team} : expert_pos{(int)blockIdx.x + w.team * (int)gridDim.x, 0};
 }
 
 /* Goes to the next position that is one of a product; false: there is none. */
-template <int DOWN>
+template <int DOWN, int SIDE>
 static __device__ __forceinline__ bool expert_find(const block_expert_args &a, const moe_list *list, expert_pos *at)
 {
     const int entries = list->entries;
@@ -80,11 +81,12 @@ static __device__ __forceinline__ bool expert_find(const block_expert_args &a, c
     } else {
         for (; at->step >= a.works; at->step -= a.works)
             at->entry++;
-        return expert_warp_of<DOWN>(a).team < a.teams && at->entry < entries;
+        return expert_warp_of<DOWN, SIDE>(a).team < a.teams && at->entry < entries;
     }
 }
 
-template <int DOWN> static __device__ __forceinline__ void expert_advance(const block_expert_args &a, expert_pos *at)
+template <int DOWN, int SIDE>
+static __device__ __forceinline__ void expert_advance(const block_expert_args &a, expert_pos *at)
 {
     if (DOWN)
         at->entry += a.teams;
@@ -112,19 +114,20 @@ static __device__ __forceinline__ int expert_next_unit(const block_expert_args &
 
 /* What a warp copies next: the unit, or where there are no more (a.x.units) those of the first product from `at` on. */
 typedef struct expert_loader {
+    const uint8_t *from[2]; /* the product's tiles */
     expert_pos at;
     int unit; /* -1: all are copied */
-    const uint8_t *from;
 } expert_loader;
 
-/* What a warp computes, and where its results begin, in floats. */
+/* What a warp computes, where its results begin, in floats, and where the records of the entry's first pair do. */
 typedef struct expert_now {
     expert_pos pos;
     int to;
+    uint32_t x;
 } expert_now;
 
-/* Where a warp is. By bulk copies it lies in shared memory, since 80 registers do not have room for it; the first lane
- * writes it, and lanes wait for each other around that. */
+/* Where a warp is. By bulk copies it lies in shared memory, since 80 registers do not have room for it. The lane that
+ * copies reads and writes `next`; the first lane writes `now`, and lanes wait for each other around that. */
 typedef struct expert_state {
     expert_loader next;
     expert_now now;
@@ -148,56 +151,93 @@ typedef struct expert_ring {
     int at;
 } expert_ring;
 
-template <int DOWN> static __device__ __forceinline__ expert_loader expert_first(const block_expert_args &a)
+template <int DOWN, int SIDE> static __device__ __forceinline__ expert_loader expert_first(const block_expert_args &a)
 {
-    return {expert_begin<DOWN>(a), expert_warp_of<DOWN>(a).share * a.own < a.x.units ? a.x.units : -1, NULL};
+    return {{NULL, NULL},
+            expert_begin<DOWN, SIDE>(a),
+            expert_warp_of<DOWN, SIDE>(a).share * a.own < a.x.units ? a.x.units : -1};
 }
 
 /* Goes to the first unit of the next product. A tile behind the last is the last one again. */
-template <int DOWN>
-static __device__ __forceinline__ void expert_seek(const block_expert_args &a, const moe_list *list, int unit_bytes,
-                                                   expert_loader *l)
+template <int DOWN, int SIDE>
+static __device__ __forceinline__ void expert_seek(const block_expert_args &a, const moe_list *list, expert_loader *l)
 {
-    const expert_warp w = expert_warp_of<DOWN>(a);
-    const moe_weight &m = a.p.weight[DOWN ? 0 : w.product >> 1];
+    const expert_warp w = expert_warp_of<DOWN, SIDE>(a);
+    expert_pos at = l->at;
 
     l->unit = -1;
-    if (expert_find<DOWN>(a, list, &l->at)) {
-        const int tile = DOWN ? expert_tile(l->at.step) : 2 * l->at.step + (w.product & 1);
+    if (!expert_find<DOWN, SIDE>(a, list, &at))
+        return;
+#pragma unroll
+    for (int n = 0; n < SIDE; n++) {
+        const moe_weight &m = a.p.weight[DOWN ? 0 : SIDE == 2 ? n : w.product >> 1];
+        const int tile = DOWN ? expert_tile(at.step) : 2 * at.step + (w.product & 1);
 
-        l->unit = w.share * a.own;
-        l->from = (const uint8_t *)m.data + list->expert[l->at.entry] * m.stride +
-                  min(tile, a.tiles - 1) * a.tile_bytes + l->unit * unit_bytes;
-        expert_advance<DOWN>(a, &l->at);
+        l->from[n] =
+            (const uint8_t *)m.data + list->expert[at.entry] * m.stride + min(tile, a.tiles - 1) * a.tile_bytes;
+    }
+    l->unit = w.share * a.own;
+    expert_advance<DOWN, SIDE>(a, &at);
+    l->at = at;
+}
+
+/* By one thread: units of N tiles to a stage. The last unit of a tile may lack its second run (block_copy_unit). */
+template <class F, int N>
+static __device__ __forceinline__ void expert_bulk(const uint8_t *const *from, bool tail, uint32_t stage, uint32_t bar)
+{
+    const uint32_t codes = tail ? F::CODES / 2 : F::CODES, rest = F::UNIT - F::CODES;
+
+    ptx_mbarrier_expect(bar, N * (codes + rest));
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        ptx_bulk_load(stage + n * EXPERT_PITCH(F::UNIT), from[n], tail ? codes : F::UNIT, bar);
+        if (tail)
+            ptx_bulk_load(stage + n * EXPERT_PITCH(F::UNIT) + F::CODES, from[n] + codes, rest, bar);
     }
 }
 
-/* Copies the next unit of this warp into a stage; false: there is none. */
+/* Copies the next unit of this warp, or two of as many tiles, into a stage; false: there is none. By bulk copies one
+ * thread calls it, else all of the warp. */
 template <class F, int COLUMNS, int DOWN>
-static __device__ __forceinline__ bool expert_copy(const block_expert_args &a, const moe_list *list, expert_loader *own,
+static __device__ __forceinline__ bool expert_copy_next(const block_expert_args &a, const moe_list *list,
+                                                        expert_loader *l, uint32_t stage, uint32_t bar)
+{
+    enum { SIDE = EXPERT_SIDE(F, COLUMNS, DOWN), BULK = EXPERT_BULK(COLUMNS) };
+    int unit = l->unit;
+
+    if (unit >= a.x.units) {
+        expert_seek<DOWN, SIDE>(a, list, l);
+        unit = l->unit;
+    }
+    if (unit >= 0) {
+        const bool tail = F::SMALL && a.x.tail && unit == a.x.units - 1;
+        const uint8_t *const from[2] = {l->from[0] + unit * F::UNIT, SIDE == 2 ? l->from[1] + unit * F::UNIT : NULL};
+
+        if constexpr (BULK)
+            expert_bulk<F, SIDE>(from, tail, stage, bar);
+        else
+#pragma unroll
+            for (int n = 0; n < SIDE; n++)
+                block_copy_unit<F, 0>(from[n], tail, stage + n * EXPERT_PITCH(F::UNIT), bar, threadIdx.x % 32);
+        l->unit = expert_next_unit(a, unit);
+    }
+    return unit >= 0;
+}
+
+template <class F, int COLUMNS, int DOWN>
+static __device__ __forceinline__ bool expert_copy(const block_expert_args &a, const moe_list *list, expert_loader *l,
                                                    uint32_t stage, uint32_t bar)
 {
-    expert_loader l = *own;
-    bool copies;
+    bool copies = false;
 
-    if (l.unit >= a.x.units)
-        expert_seek<DOWN>(a, list, F::UNIT, &l);
-    copies = l.unit >= 0;
-    if (copies) {
-        const int next = expert_next_unit(a, l.unit);
-
-        block_copy_unit<F, EXPERT_BULK(COLUMNS)>(l.from, F::SMALL && a.x.tail && l.unit == a.x.units - 1, stage, bar,
-                                                 threadIdx.x % 32);
-        l.from += (next - l.unit) * F::UNIT;
-        l.unit = next;
-    }
-    expert_keep<EXPERT_BULK(COLUMNS)>(own, l);
+    if (!EXPERT_BULK(COLUMNS) || ptx_elect())
+        copies = expert_copy_next<F, COLUMNS, DOWN>(a, list, l, stage, bar);
     if (!EXPERT_BULK(COLUMNS))
         mma_copy_commit();
     return copies;
 }
 
-/* Copies the first units, one a stage. How many there are. */
+/* Copies the first units, to all stages but one. How many there are, for those who copy them. */
 template <class F, int COLUMNS, int DOWN>
 static __device__ __forceinline__ int expert_fill(const block_expert_args &a, const moe_list *list, expert_loader *l,
                                                   const expert_ring &ring)
@@ -205,9 +245,10 @@ static __device__ __forceinline__ int expert_fill(const block_expert_args &a, co
     int count = 0;
 
 #pragma unroll 1
-    for (int i = 0; i < a.x.depth; i++)
-        count += expert_copy<F, COLUMNS, DOWN>(a, list, l, ptx_shared(ring.stages + i * EXPERT_STAGE(F::UNIT)),
-                                               ring.bars + 8 * (uint32_t)i);
+    for (int i = 0; i < a.x.depth - 1; i++)
+        count += expert_copy<F, COLUMNS, DOWN>(
+            a, list, l, ptx_shared(ring.stages + i * EXPERT_SIDE(F, COLUMNS, DOWN) * EXPERT_PITCH(F::UNIT)),
+            ring.bars + 8 * (uint32_t)i);
     return count;
 }
 
@@ -221,7 +262,7 @@ static __device__ __forceinline__ void expert_drop(const block_expert_args &a, i
         for (int i = 0; i < a.x.depth; i++) {
             const uint32_t bar = ring->bars + 8 * (uint32_t)i;
 
-            if (i >= count && ptx_elect())
+            if (ptx_elect() && i >= count)
                 ptx_mbarrier_expect(bar, 0);
             ptx_mbarrier_wait(bar, 0);
         }

@@ -10,9 +10,10 @@
  *
  * With one pair an entry, latencies and not only instructions are what takes time, so that 24 warps do better than 12
  * with two tiles each. They have 80 registers: bulk copies, which are one instruction, and all that is wanted once a
- * unit or once a product lies in shared memory.
+ * unit or once a product lies in shared memory. Where instructions bound one token (APART, see mma.cuh), a product of
+ * gate_up is a tile of gate and the same of up side by side, by 16 warps: x, waits and copies serve both.
  *
- *     gate_up  four products, two of gate and two of up, are 32 rows of an entry, which become a block of codes
+ *     gate_up  the products of 32 rows of an entry, which become a block of codes, are a team's
  *     down     a CTA's products are those of `batch` steps of 16 rows times all entries, which its warps share out;
  *              then all threads add the slots of these rows
  *
@@ -26,19 +27,19 @@
 
 /* ------------------------------------------------------------------------------------------------------------- sums */
 
-/* Sums of a chain. Of one token that of the run and row that a lane owns: chains are written as they end. Of several
- * [run][as the D operand has them], and of the chains before it. */
+/* Sums of a chain. Of one token those of the run and row that a lane owns, in each tile of the product: chains are
+ * written as they end. Of several [run][as the D operand has them], and of the chains before it. */
 template <int COLUMNS> struct expert_sums {
     float v[2][4];
     float all[4], last[4];
 };
 template <> struct expert_sums<1> {
-    float v;
+    float v[2];
 };
 
 static __device__ __forceinline__ void expert_clear(expert_sums<1> *s)
 {
-    s->v = 0.0f;
+    s->v[0] = s->v[1] = 0.0f;
 }
 
 static __device__ __forceinline__ void expert_clear(expert_sums<8> *s)
@@ -54,39 +55,44 @@ template <int COLUMNS> static __device__ __forceinline__ int expert_parts(const 
     return COLUMNS == 1 ? 4 : a.split;
 }
 
-/* Where a part of a product of gate_up lies, [part][gate, up][column][32 rows], or of down, [pair][part][rows]. */
-template <int COLUMNS, int DOWN>
+/* Where a part of a product's tile n of gate_up lies, [part][gate, up][column][32 rows], or of down,
+ * [pair][part][rows]. */
+template <int COLUMNS, int SIDE, int DOWN>
 static __device__ __forceinline__ float *expert_part(const block_expert_args &a, const moe_list *list,
-                                                     const expert_state *at, int column, int part, float *results)
+                                                     const expert_state *at, int column, int part, int n,
+                                                     float *results)
 {
-    const int product = expert_warp_of<0>(a).product;
+    const int product = expert_warp_of<0, SIDE>(a).product, up = SIDE == 2 ? n : product >> 1;
 
     if (DOWN)
         return results + at->now.to +
                (list->pair[at->now.pos.entry][column] * expert_parts<COLUMNS>(a) + part) * BLOCK_ROWS;
-    return results + at->now.to + ((part * 2 + (product >> 1)) * COLUMNS + column) * 32 + (product & 1) * BLOCK_ROWS;
+    return results + at->now.to + ((part * 2 + up) * COLUMNS + column) * 32 + (product & 1) * BLOCK_ROWS;
 }
 
-/* Ends a share's chain of number i. */
-template <int DOWN>
+/* Ends a chain. */
+template <int SIDE, int DOWN>
 static __device__ __forceinline__ void expert_end_chain(const block_expert_args &a, const moe_list *list,
-                                                        const expert_state *at, int i, expert_sums<1> *s,
+                                                        const expert_state *at, int chain, expert_sums<1> *s,
                                                         float *results)
 {
-    const expert_warp w = expert_warp_of<DOWN>(a);
+    const expert_warp w = expert_warp_of<DOWN, SIDE>(a);
 
-    expert_part<1, DOWN>(a, list, at, 0, w.share * a.own + i, results)[block_own_row(w.lane)] =
-        s->v + __shfl_xor_sync(~0u, s->v, 2);
+#pragma unroll
+    for (int n = 0; n < SIDE; n++)
+        expert_part<1, SIDE, DOWN>(a, list, at, 0, chain, n, results)[block_own_row(w.lane)] =
+            s->v[n] + __shfl_xor_sync(~0u, s->v[n], 2);
     expert_clear(s);
 }
 
 /* (0 + 1) + (2 + 3), written with the last one. */
-template <int DOWN>
+template <int SIDE, int DOWN>
 static __device__ __forceinline__ void expert_end_chain(const block_expert_args &a, const moe_list *list,
-                                                        const expert_state *at, int i, expert_sums<8> *s,
+                                                        const expert_state *at, int chain, expert_sums<8> *s,
                                                         float *results)
 {
-    const expert_warp w = expert_warp_of<DOWN>(a);
+    const expert_warp w = expert_warp_of<DOWN, SIDE>(a);
+    const int i = chain & (a.own - 1);
 
 #pragma unroll
     for (int e = 0; e < 4; e++) {
@@ -102,7 +108,7 @@ static __device__ __forceinline__ void expert_end_chain(const block_expert_args 
         else
             s->all[e] += s->last[e] + v;
         if (i == a.own - 1 && (!DOWN || column < list->count[at->now.pos.entry]))
-            expert_part<8, DOWN>(a, list, at, column, w.share, results)[w.lane / 4 + 8 * (e >> 1)] = s->all[e];
+            expert_part<8, SIDE, DOWN>(a, list, at, column, w.share, 0, results)[w.lane / 4 + 8 * (e >> 1)] = s->all[e];
     }
     expert_clear(s);
 }
@@ -123,18 +129,18 @@ static __device__ __forceinline__ float expert_result(const block_expert_args &a
 /* ----------------------------------------------------------------------------------------------------------- results
  */
 
-/* gate_up: the warps of a team store the entry's pairs. One pair is stored by another product's warp in each team:
+/* gate_up: the warps of a team store the entry's pairs. One pair is stored by a warp of another number in each team:
  * those of one number share a scheduler. */
-template <int COLUMNS>
+template <int COLUMNS, int SIDE>
 static __device__ __forceinline__ void expert_store_slots(const block_expert_args &a, const moe_list *list,
                                                           const expert_pos &at, const float *results)
 {
-    const expert_warp w = expert_warp_of<0>(a);
+    const expert_warp w = expert_warp_of<0, SIDE>(a);
     const int expert = list->expert[at.entry], count = list->count[at.entry];
-    const int row = at.step * 2 * BLOCK_ROWS, mine = w.product + EXPERT_TEAM * w.share;
+    const int row = at.step * 2 * BLOCK_ROWS, team = EXPERT_TEAM(SIDE) * a.split;
+    const int mine = w.product * a.split + w.share;
 
-    for (int column = COLUMNS == 1 ? mine ^ w.team % EXPERT_TEAM : mine; column < count;
-         column += EXPERT_TEAM * a.split) {
+    for (int column = COLUMNS == 1 ? mine ^ (w.team & (team - 1)) : mine; column < count; column += team) {
         const float *from = results + column * 32 + w.lane;
         const int pair = list->pair[at.entry][column], pitch = 2 * COLUMNS * 32;
         const int bias = min(row + w.lane, (int)a.p.rows - 1);
@@ -176,6 +182,8 @@ static __device__ __forceinline__ void expert_store_rest(const block_expert_args
 {
     const int warps = (int)gridDim.x * a.warps, warp = (int)blockIdx.x + threadIdx.x / 32 * gridDim.x;
 
+    if (a.p.tokens == 1 && list->entries == a.p.slots) /* there is none */
+        return;
     for (int pair = 0; pair < a.p.tokens * a.p.slots; pair++)
         if (((const int *)list->ids)[pair] < 0)
             for (int step = warp; step < a.works; step += warps)
@@ -184,16 +192,19 @@ static __device__ __forceinline__ void expert_store_rest(const block_expert_args
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
 
-/* A unit; x: where the records of the entry's pairs for this unit lie (expert_x). */
-template <class F>
+/* A unit of each of the product's tiles; x: where the records of the entry's pairs for it lie (expert_x). */
+template <class F, int SIDE>
 static __device__ __forceinline__ void expert_unit(const char *unit, const char *tables, const char *records,
                                                    const uint32_t *x, int lane, const uint32_t *column,
                                                    expert_sums<1> *s)
 {
-    block_unit_1<F>(unit, tables, records + x[0], lane, column, &s->v);
+    if constexpr (SIDE == 2)
+        block_units_1<F, 2, EXPERT_PITCH(F::UNIT)>(unit, tables, records + x[0], lane, s->v);
+    else
+        block_unit_1<F>(unit, tables, records + x[0], lane, column, s->v);
 }
 
-template <class F>
+template <class F, int SIDE>
 static __device__ __forceinline__ void expert_unit(const char *unit, const char *tables, const char *records,
                                                    const uint32_t *x, int lane, const uint32_t *, expert_sums<8> *s)
 {
@@ -217,40 +228,44 @@ static __device__ __forceinline__ void expert_product(const block_expert_args &a
                                                       const uint32_t *column, const char *memory, expert_ring *ring,
                                                       expert_state *at, float *results)
 {
-    const int lane = threadIdx.x % 32, t = lane % 4, first = expert_warp_of<DOWN>(a).share * a.own;
+    enum { SIDE = EXPERT_SIDE(F, COLUMNS, DOWN), STAGE = SIDE * EXPERT_PITCH(F::UNIT) };
+    const int lane = threadIdx.x % 32, t = lane % 4;
     const int entry = at->now.pos.entry;
-    const uint32_t x[3] = {expert_x<F, DOWN>(a, list, entry, COLUMNS == 1 ? 0 : lane / 4),
-                           expert_x<F, DOWN>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t),
-                           expert_x<F, DOWN>(a, list, entry, COLUMNS == 1 ? 0 : 2 * t + 1)};
-
+    int unit = expert_warp_of<DOWN, SIDE>(a).share * a.own;
+    uint32_t x[3] = {};
     expert_sums<COLUMNS> s;
 
+    if (COLUMNS > 1)
+#pragma unroll
+        for (int k = 0; k < 3; k++)
+            x[k] = expert_x<F, DOWN>(a, list, entry, k ? 2 * t + k - 1 : lane / 4);
+
     expert_clear(&s);
-    for (int i = 0; i < a.own; i++) {
+    do { /* a chain */
 #pragma unroll 1
-        for (int unit = first + i; unit < a.x.units; unit += 4) {
-            char *const stage = ring->stages + ring->at * EXPERT_STAGE(F::UNIT);
+        for (; unit < a.x.units; unit += 4) {
+            char *const stage = ring->stages + ring->at * STAGE;
             const uint32_t bar = ring->bars + 8 * (uint32_t)ring->at;
             const uint32_t skip = (uint32_t)(unit * BLOCK_RECORD_1(F::X));
-            /* down in MXFP4 has no register left for what it can ask for again */
-            const uint32_t begin =
-                COLUMNS == 1 && DOWN && F::WORDS == 8 ? expert_x<F, DOWN>(a, list, at->now.pos.entry, 0) : x[0];
-            const uint32_t own_x[3] = {begin + skip, x[1] + skip, x[2] + skip};
+            const uint32_t own_x[3] = {(COLUMNS == 1 ? at->now.x : x[0]) + skip, x[1] + skip, x[2] + skip};
+            const int last = (ring->at ? ring->at : a.x.depth) - 1; /* the stage before */
 
+            __syncwarp(); /* all lanes have read it before it is written again */
+            expert_copy<F, COLUMNS, DOWN>(a, list, &at->next, ptx_shared(ring->stages + last * STAGE),
+                                          ring->bars + 8 * (uint32_t)last);
             block_wait<EXPERT_BULK(COLUMNS)>(bar, ring->phase, a.x.depth);
             if (a.x.records) /* two calls, so that each is compiled for its kind of memory */
-                expert_unit<F>(stage, memory, a.x.records, own_x, lane, column, &s);
+                expert_unit<F, SIDE>(stage, memory, a.x.records, own_x, lane, column, &s);
             else
-                expert_unit<F>(stage, memory, memory + F::TABLES, own_x, lane, column, &s);
-            __syncwarp(); /* all lanes have read the stage before it is written again */
-            expert_copy<F, COLUMNS, DOWN>(a, list, &at->next, ptx_shared(stage), bar);
+                expert_unit<F, SIDE>(stage, memory, memory + F::TABLES, own_x, lane, column, &s);
             if (++ring->at == a.x.depth) {
                 ring->at = 0;
                 ring->phase ^= 1;
             }
         }
-        expert_end_chain<DOWN>(a, list, at, i, &s, results);
-    }
+        expert_end_chain<SIDE, DOWN>(a, list, at, unit & 3, &s, results);
+        unit = (unit & 3) + 1;
+    } while (unit & (a.own - 1));
 }
 
 /* A warp's records of x, `warps` apart: each is a unit of a slot's row (of a token's, where the slots share it). */
@@ -273,13 +288,27 @@ typedef struct expert_piece {
     float xs;
 } expert_piece;
 
+/* From any address. The loop is for those that are no multiples of eight: without it, or with predicates in its place,
+ * what follows would wait for the loads. */
+static __device__ __forceinline__ uint2 expert_load_codes(const block_expert_args &a, const char *from)
+{
+    uint2 codes = make_uint2(0, 0);
+
+    if (a.x.vector_x)
+        return *(const uint2 *)from;
+#pragma unroll 1
+    for (int i = 7; i >= 0; i--)
+        codes = make_uint2(codes.x << 8 | (uint8_t)from[i], __funnelshift_l(codes.x, codes.y, 8));
+    return codes;
+}
+
 static __device__ __forceinline__ expert_piece expert_load_x(const block_expert_args &a, const expert_record &r)
 {
     const int u = r.unit * 32 + (int)threadIdx.x % 32;
     expert_piece x = {make_uint2(0, 0), 0.0f};
 
     if (r.token < a.p.tokens && u / 4 < a.x.blocks) {
-        x.codes = block_load_codes(a.x, (const char *)a.x.x + r.token * a.x.x_stride + r.slot * a.x.x_slot + u * 8);
+        x.codes = expert_load_codes(a, (const char *)a.x.x + r.token * a.x.x_stride + r.slot * a.x.x_slot + u * 8);
         x.xs = a.x.x_scales[r.token * a.x.x_ld + r.slot * a.x.x_slot_ld + u / 4];
     }
     return x;
@@ -318,20 +347,22 @@ static __device__ __forceinline__ void expert_gate_up(const block_expert_args &a
                                                       const char *memory, expert_ring *ring, expert_state *at,
                                                       float *results)
 {
-    const int team = expert_warp_of<0>(a).team;
-    expert_pos pos = expert_begin<0>(a);
+    enum { SIDE = EXPERT_SIDE(F, COLUMNS, 0) };
+    expert_pos pos = expert_begin<0, SIDE>(a);
     uint32_t column[8];
 
     block_columns(threadIdx.x % 32, column);
-    for (int parity = 0; expert_find<0>(a, list, &pos); parity ^= 1) {
-        const int to = (2 * team + parity) * a.results;
+    for (int to = 2 * expert_warp_of<0, SIDE>(a).team * a.results; expert_find<0, SIDE>(a, list, &pos);) {
+        const int team = expert_warp_of<0, SIDE>(a).team;
 
-        expert_keep<EXPERT_BULK(COLUMNS)>(&at->now, expert_now{pos, to});
+        expert_keep<EXPERT_BULK(COLUMNS)>(&at->now, expert_now{pos, to, expert_x<F, 0>(a, list, pos.entry, 0)});
         expert_product<F, COLUMNS, 0>(a, list, column, memory, ring, at, results);
         pos = at->now.pos;
-        ptx_barrier_sync(1 + team, 32 * EXPERT_TEAM * a.split);
-        expert_store_slots<COLUMNS>(a, list, pos, results + to);
-        expert_advance<0>(a, &pos);
+        to = at->now.to;
+        ptx_barrier_sync(1 + team, 32 * EXPERT_TEAM(SIDE) * a.split);
+        expert_store_slots<COLUMNS, SIDE>(a, list, pos, results + to);
+        expert_advance<0, SIDE>(a, &pos);
+        to = (4 * team + 1) * a.results - to; /* the team's other buffer */
     }
 }
 
@@ -339,16 +370,17 @@ template <class F, int COLUMNS>
 static __device__ __forceinline__ void expert_down(const block_expert_args &a, const moe_list *list, const char *memory,
                                                    expert_ring *ring, expert_state *at, float *results)
 {
-    expert_pos pos = expert_begin<1>(a);
+    expert_pos pos = expert_begin<1, 1>(a);
     uint32_t column[8];
 
     block_columns(threadIdx.x % 32, column);
     for (int first = 0; first < expert_steps(a); first += a.batch) {
-        while (expert_find<1>(a, list, &pos) && pos.step < first + a.batch) {
-            expert_keep<EXPERT_BULK(COLUMNS)>(&at->now, expert_now{pos, (pos.step - first) * a.results});
+        while (expert_find<1, 1>(a, list, &pos) && pos.step < first + a.batch) {
+            expert_keep<EXPERT_BULK(COLUMNS)>(
+                &at->now, expert_now{pos, (pos.step - first) * a.results, expert_x<F, 1>(a, list, pos.entry, 0)});
             expert_product<F, COLUMNS, 1>(a, list, column, memory, ring, at, results);
             pos = at->now.pos;
-            expert_advance<1>(a, &pos);
+            expert_advance<1, 1>(a, &pos);
         }
         __syncthreads(); /* the batch's results are written before they are read */
         expert_store_sums<COLUMNS>(a, list, first, min(a.batch, expert_steps(a) - first), results);
@@ -364,10 +396,12 @@ static __device__ __forceinline__ void expert_products(const block_expert_args &
     moe_list *const list = (moe_list *)(memory + a.at_list);
     expert_state own, *const at =
                           EXPERT_BULK(COLUMNS) ? (expert_state *)(memory + a.at_states) + threadIdx.x / 32 : &own;
-    expert_ring ring = {memory + a.x.at_ring + threadIdx.x / 32 * a.x.depth * EXPERT_STAGE(F::UNIT),
+    expert_ring ring = {memory + a.x.at_ring +
+                            threadIdx.x / 32 * a.x.depth * EXPERT_SIDE(F, COLUMNS, DOWN) * EXPERT_PITCH(F::UNIT),
                         EXPERT_BULK(COLUMNS) ? ptx_shared(at->bars) : 0, 0, 0};
     float *const results = (float *)(memory + a.at_results);
     const bool early = DOWN && a.p.weights_const;
+    const uint32_t table = block_load_table(F());
     expert_piece held[EXPERT_HELD];
     expert_record next = {0, 0, 0};
     int count = 0;
@@ -377,15 +411,18 @@ static __device__ __forceinline__ void expert_products(const block_expert_args &
             ptx_mbarrier_init(ring.bars + 8 * (threadIdx.x % 32), 1);
         ptx_mbarrier_fence_init();
     }
-    if constexpr (F::TABLES > 0)
-        block_fill_tables(F(), memory);
     if (!a.x.records)
         expert_skip(a, &next, threadIdx.x / 32);
     /* Constant weights of down are requested by the ids as they are before the kernels in front have ended, which a
      * router has long written. If they have changed, all begins again. */
     for (int again = early; again >= 0; again--) {
-        if (!again) {
+        int id = -1;
+
+        if (!again)
             ptx_grid_dependency_wait();
+        if (a.p.tokens == 1) /* in front of the loads of x */
+            id = moe_load_id_1(a.p);
+        if (!again) {
             if (!a.x.records)
 #pragma unroll
                 for (int k = 0; k < EXPERT_HELD; k++) {
@@ -398,14 +435,15 @@ static __device__ __forceinline__ void expert_products(const block_expert_args &
                 expert_drop<EXPERT_BULK(COLUMNS)>(a, count, &ring);
             }
         }
-        expert_keep<EXPERT_BULK(COLUMNS)>(&at->next, expert_first<DOWN>(a));
+        expert_keep<EXPERT_BULK(COLUMNS)>(&at->next, expert_first<DOWN, EXPERT_SIDE(F, COLUMNS, DOWN)>(a));
         if (COLUMNS == 1 && a.p.tokens == 1)
-            moe_make_list_1(a.p, list);
+            moe_make_list_1(a.p, id, list);
         else
             moe_make_list(a.p, list, COLUMNS);
         count = expert_fill<F, COLUMNS, DOWN>(a, list, &at->next, ring);
     }
     ptx_launch_dependents(); /* behind the first loads, which it would delay */
+    block_store_table(F(), memory, table);
     if (!a.x.records)
         expert_write_x<F>(a, memory + F::TABLES, next, held);
     if (DOWN)
@@ -420,8 +458,9 @@ static __device__ __forceinline__ void expert_products(const block_expert_args &
 }
 
 template <class F, int COLUMNS, int DOWN>
-static __global__ void __launch_bounds__(32 * EXPERT_WARPS(COLUMNS, EXPERT_BULK(COLUMNS), F::X), 1)
-    block_experts(const __grid_constant__ block_expert_args a)
+static __global__ void
+    __launch_bounds__(32 * EXPERT_WARPS(COLUMNS, EXPERT_SIDE(F, COLUMNS, DOWN), EXPERT_BULK(COLUMNS), F::X), 1)
+        block_experts(const __grid_constant__ block_expert_args a)
 {
     expert_products<F, COLUMNS, DOWN>(a);
 }

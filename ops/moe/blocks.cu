@@ -5,7 +5,8 @@
 typedef struct expert_plan {
     uint32_t at_list, at_states, at_ring, at_results;
     int depth, warps, teams, split, works, batch;
-    int results; /* floats of a buffer of results, of a step of down */
+    int columns, side; /* pairs of an entry, at most; tiles of a product */
+    int results;       /* floats of a buffer of results, of a step of down */
     unsigned grid;
     bool records; /* x lies in global memory */
     int64_t bytes;
@@ -37,21 +38,20 @@ static int64_t share_units(int64_t units, int split)
     return sum;
 }
 
-/* Sets how products are shared out, each to as many warps as makes the CTA with most to do finish first, with a unit's
- * time for the end of a product. */
+/* Sets how products are shared out to p->warps, each to as many as makes the CTA with most to do finish first, with a
+ * unit's time for the end of a product. */
 static void share_out(const ridge_device *device, const ridge_problem *problem, expert_plan *p)
 {
     const int64_t pairs = ridge_max(1, ridge_min(problem->dim[0] * problem->dim[4], MOE_PAIRS));
     const int64_t tiles = ridge_ceil_div(problem->dim[2], BLOCK_ROWS);
     const bool down = problem->op == RIDGE_MOE_DOWN;
-    const int columns = columns_of(problem), team = down ? 1 : EXPERT_TEAM;
+    const int team = down ? 1 : EXPERT_TEAM(p->side);
     const int64_t steps = down ? tiles : ridge_ceil_div(tiles, 2), works = down ? steps : steps * pairs;
     const int64_t ctas = ridge_max(1, ridge_min(works, device->units)), most = ridge_ceil_div(works, ctas);
     int64_t least = INT64_MAX;
 
     p->grid = (unsigned)ctas;
     p->works = (int)steps;
-    p->warps = EXPERT_WARPS(columns, device->arch == RIDGE_ARCH_SM90, ridge_block_kernels_of(problem->dtype[2])->x);
     for (int split = 1; split <= 4 && team * split <= p->warps; split *= 2) {
         const int64_t teams = p->warps / (team * split), rounds = ridge_ceil_div(down ? most * pairs : most, teams);
         const int64_t units = rounds * (share_units(block_units(problem->dim[1]), split) + 1);
@@ -63,36 +63,66 @@ static void share_out(const ridge_device *device, const ridge_problem *problem, 
         }
     }
     p->batch = (int)ridge_max(1, ridge_min(most, 4 * p->warps / pairs));
-    p->results = (int)((columns == 1 ? 4 : p->split) * (down ? pairs * BLOCK_ROWS : 2 * columns * 2 * BLOCK_ROWS));
+    p->results =
+        (int)((p->columns == 1 ? 4 : p->split) * (down ? pairs * BLOCK_ROWS : 2 * p->columns * 2 * BLOCK_ROWS));
 }
 
 /* Bytes of weights in flight, beyond which more only delay those of x; with 24 warps and more than two stages of each,
  * a token of DeepSeek-V4-Flash took 1 to 2 % longer. */
 enum { IN_FLIGHT = 96 << 10 };
 
-/* As many stages as fit and help; where not even two do, x stays in global memory. Shapes alone decide. */
-static expert_plan plan(const ridge_device *device, const ridge_problem *problem)
+/* Lays out shared memory; false: there is not enough. */
+static bool lay_out(const ridge_device *device, const ridge_problem *problem, expert_plan *p)
+{
+    const int64_t records = p->records ? 0 : record_bytes(problem);
+    const int buffers = problem->op == RIDGE_MOE_DOWN ? p->batch : 2 * p->teams;
+    const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
+
+    if (records > host_max_shared(device))
+        return false;
+    p->at_list = (uint32_t)ridge_round_up(k->tables + records, 128);
+    p->at_states = (uint32_t)ridge_round_up(p->at_list + (int64_t)sizeof(moe_list), 8);
+    p->at_ring = (uint32_t)ridge_round_up(p->at_states + p->warps * (int)sizeof(expert_state), 128);
+    p->at_results = p->at_ring + (uint32_t)(p->warps * p->depth * p->side * EXPERT_PITCH(k->unit));
+    p->bytes = p->at_results + (int64_t)p->results * 4 * buffers;
+    return p->bytes <= host_max_shared(device);
+}
+
+/* As many warps, and as many stages of each, as fit and help; where two stages do not, x stays in global memory, and
+ * then there are half as many warps. */
+static bool find_plan(const ridge_device *device, const ridge_problem *problem, expert_plan *p)
 {
     const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
-    const int stage = EXPERT_STAGE(k->unit), columns = columns_of(problem);
+
+    p->side = p->columns == 1 && problem->op != RIDGE_MOE_DOWN ? k->side : 1;
+    for (int least = 2; least > 0; least--)
+        for (p->warps = EXPERT_WARPS(p->columns, p->side, device->arch == RIDGE_ARCH_SM90, k->x);
+             p->warps >= EXPERT_TEAM(1); p->warps /= 2) {
+            const int most = (int)(IN_FLIGHT / (p->warps * EXPERT_PITCH(k->unit)));
+
+            share_out(device, problem, p);
+            for (int records = 0; records < 2; records++) {
+                p->records = records;
+                for (p->depth = p->columns == 1 ? 2 : (int)ridge_max(2, ridge_min(BLOCK_MAX_DEPTH, most));
+                     p->depth >= least; p->depth--)
+                    if (lay_out(device, problem, p))
+                        return true;
+            }
+        }
+    return false;
+}
+
+/* Single pairs have larger results, which may not fit. Shapes alone decide. */
+static expert_plan plan(const ridge_device *device, const ridge_problem *problem)
+{
     expert_plan p = {};
 
-    share_out(device, problem, &p);
-    for (int records = 0; records < 2; records++)
-        for (p.depth = columns == 1 ? 2 : (int)ridge_max(2, ridge_min(BLOCK_MAX_DEPTH, IN_FLIGHT / (p.warps * stage)));
-             p.depth > (records ? 0 : 1); p.depth--) {
-            const int buffers = problem->op == RIDGE_MOE_DOWN ? p.batch : 2 * p.teams;
-
-            p.records = records;
-            p.at_list = (uint32_t)ridge_round_up(k->tables + (records ? 0 : record_bytes(problem)), 128);
-            p.at_states = (uint32_t)ridge_round_up(p.at_list + (int64_t)sizeof(moe_list), 8);
-            p.at_ring = (uint32_t)ridge_round_up(p.at_states + p.warps * (int)sizeof(expert_state), 128);
-            p.at_results = p.at_ring + (uint32_t)(p.warps * p.depth * stage);
-            p.bytes = p.at_results + (int64_t)p.results * 4 * buffers;
-            if ((records || record_bytes(problem) < host_max_shared(device)) && p.bytes <= host_max_shared(device))
-                return p;
-        }
-    p.bytes = INT64_MAX;
+    p.columns = columns_of(problem);
+    if (find_plan(device, problem, &p))
+        return p;
+    p.columns = MOE_COLUMNS;
+    if (!find_plan(device, problem, &p))
+        p.bytes = INT64_MAX;
     return p;
 }
 
@@ -158,8 +188,8 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             return status;
         a.x.records = (const char *)space;
     }
-    return host_launch_shared(device, kernel->name, k->experts[columns_of(&bound->problem) > 1][a.p.down], dim3(p.grid),
-                              32 * p.warps, (size_t)p.bytes, &a, stream);
+    return host_launch_shared(device, kernel->name, k->experts[p.columns > 1][a.p.down], dim3(p.grid), 32 * p.warps,
+                              (size_t)p.bytes, &a, stream);
 }
 
 static ridge_status prepare(const ridge_device *device)

@@ -301,7 +301,7 @@ static __global__ void __launch_bounds__(32 * MOST_WARPS, 1) moe_dp4a(const __gr
             }
         }
         if (a.p.tokens == 1)
-            moe_make_list_1(a.p, list);
+            moe_make_list_1(a.p, moe_load_id_1(a.p), list);
         else
             moe_make_list(a.p, list, 1);
         l.at = first;

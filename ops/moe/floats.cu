@@ -332,7 +332,7 @@ static __device__ __forceinline__ void begin(const floats_args &a, moe_list *lis
                 copy_x<DOWN>(a, ptx_shared(x));
         }
         if (a.p.tokens == 1)
-            moe_make_list_1(a.p, list);
+            moe_make_list_1(a.p, moe_load_id_1(a.p), list);
         else
             moe_make_list(a.p, list, 1);
         l->at.number = (int)threadIdx.x / 32;

@@ -49,6 +49,13 @@ static __device__ __forceinline__ int moe_load_id(const moe_args &p, int pair)
     return id >= 0 && id < p.experts ? id : -1;
 }
 
+/* For moe_make_list_1: the ids of one token in the first warp, as they lie there, so that nothing waits for them yet.
+ */
+static __device__ __forceinline__ int moe_load_id_1(const moe_args &p)
+{
+    return threadIdx.x < p.slots ? __ldcg(p.ids + threadIdx.x) : -1;
+}
+
 /* Whether the ids are still those of the list. By all threads of the CTA. */
 static __device__ __forceinline__ bool moe_list_holds(const moe_args &p, const moe_list *list)
 {
@@ -112,11 +119,11 @@ static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list
 }
 
 /* The same of one token, whose pairs have an entry each. The first warp makes it for all: ids that are read while they
- * may still be written would differ from warp to warp. */
-static __device__ __forceinline__ void moe_make_list_1(const moe_args &p, moe_list *list)
+ * may still be written would differ from warp to warp. loaded: by moe_load_id_1. */
+static __device__ __forceinline__ void moe_make_list_1(const moe_args &p, int loaded, moe_list *list)
 {
     if (threadIdx.x < 32) {
-        const int lane = threadIdx.x, id = moe_load_id(p, lane);
+        const int lane = threadIdx.x, id = loaded >= 0 && loaded < p.experts ? loaded : -1;
         const unsigned all = __ballot_sync(0xffffffffu, id >= 0);
         const int entry = __popc(all & ((1u << lane) - 1));
 
