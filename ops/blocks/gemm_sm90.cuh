@@ -160,7 +160,7 @@ static __device__ __forceinline__ void gemm_operands(const block_scales *s, int 
         const int half = i >> 1;
 
         if (F::X == BLOCK_X_START) {
-            a[0][i] = gemm_less(F::WORDS == 8 ? block_sum(codes[i], codes[F::WORDS - 4 + i]) : codes[i], F::OFFSET);
+            a[0][i] = gemm_less(codes[i], F::OFFSET);
         } else if (F::X >= BLOCK_X_START_16) {
             const uint32_t sub = __shfl_sync(~0u, s->sub[j], (threadIdx.x & 28) + 2 * q + (i & 1));
 
@@ -217,7 +217,7 @@ static __device__ __forceinline__ void gemm_run(const char *unit, const char *ta
     const int lane = threadIdx.x % 32;
     const uint64_t x = wgmma_descriptor(stage);
     const uint32_t numbers = stage + T::AT_NUMBERS + lane % 4 * 16;
-    uint32_t codes[4][F::WORDS], a[4][T::SUMS][4];
+    uint32_t codes[4][4], a[4][T::SUMS][4];
     int32_t d[2][T::SUMS * T::PARTS];
     block_scales s;
     float w[2], m[2][2];

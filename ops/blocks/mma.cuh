@@ -3,8 +3,8 @@
  * A team of four warps computes a tile of 16 rows. Warp w has the units w, w + 4, ... of 256 columns, which are the
  * partitions 2 w and 2 w + 1 of the canonical order. It copies unit after unit, one contiguous piece of memory, into
  * stages of its own in shared memory, by cp.async (16 bytes a lane) or by one bulk copy, `depth` ahead and from one
- * tile into the next (copies.cuh); no other warp reads them, so there is no barrier but __syncwarp. Lanes read the
- * codes back as A operands (layout.h).
+ * tile into the next (copies.cuh); no other warp reads them, so there is no barrier but within the warp. Lanes read
+ * the codes back as A operands (layout.h).
  *
  * x is the B operand. With several tokens its eight columns are tokens: an instruction has a block's sums of 16 rows.
  * Of one token the columns are the eight blocks of a unit: x of block n is in column n alone, zeros elsewhere, so that
@@ -18,8 +18,8 @@
  * column has the first half of a block, an odd one the second.) Their teams compute two tiles side by side, so that x
  * and what is around a unit serve both, and the instructions of one fill the waits of the other.
  *
- * Where a sum needs no sub-scales, it starts at 0x4b400000, the bits of 12582912.0f, less an offset times the sum of x:
- * read as a float, less 12582912, it is exactly the integer.
+ * Where a sum needs no sub-scales, it starts at 0x4b400000, the bits of 12582912.0f: read as a float, less 12582912, it
+ * is exactly the integer; an offset times the sum of x goes away with 12582912.
  *
  * Named barrier 1 + team orders the writes of a tile's partial sums before their reads, and, since tiles alternate
  * between two buffers, those before the writes of the tile after the next. */
@@ -45,9 +45,10 @@ enum { BLOCK_TEAM = 128, BLOCK_MAX_DEPTH = 4 };
 
 /* --------------------------------------------------------------------------------------------------------- products */
 
-static __device__ __forceinline__ float block_from_start(int32_t sum)
+/* A sum that started at 0x4b400000; aux: the number of the block of x, of formats with an offset. */
+template <class F> static __device__ __forceinline__ float block_from_start(int32_t sum, const float *aux)
 {
-    return __fadd_rn(__int_as_float(sum), -12582912.0f);
+    return __fadd_rn(__int_as_float(sum), F::X == BLOCK_X_START ? aux[0] : -12582912.0f);
 }
 
 /* A byte of a word as a float: that of 2^23 + byte, less 2^23. */
@@ -60,7 +61,8 @@ static __device__ __forceinline__ float block_byte_float(uint32_t word, int byte
 static __device__ __forceinline__ float block_step_16(float acc, float w, float m, int32_t sum, uint32_t mins, int at,
                                                       float xs, const float *aux, int odd)
 {
-    const float i = odd ? __fmaf_rn(__int_as_float(sum), 0.25f, -3145728.0f) : block_from_start(sum);
+    const float i =
+        odd ? __fmaf_rn(__int_as_float(sum), 0.25f, -3145728.0f) : __fadd_rn(__int_as_float(sum), -12582912.0f);
 
     acc = __fmaf_rn(__fmul_rn(w, xs), i, acc);
     acc = __fmaf_rn(-__fmul_rn(m, block_byte_float(mins, at)), aux[0], acc);
@@ -85,7 +87,7 @@ static __device__ __forceinline__ float block_step(float acc, float w, float m, 
     }
     if (F::X == BLOCK_X_SUM_16)
         return block_step_16(acc, w, m, __dp2a_lo(sum[0], (int)sub, 0x4b400000), sub, 2, xs, aux, odd);
-    acc = __fmaf_rn(__fmul_rn(w, xs), block_from_start(sum[0]), acc);
+    acc = __fmaf_rn(__fmul_rn(w, xs), block_from_start<F>(sum[0], aux), acc);
     return F::X == BLOCK_X_SUM ? __fmaf_rn(m, aux[0], acc) : acc;
 }
 
@@ -111,8 +113,7 @@ static __device__ __forceinline__ void block_mma_u8_k16(int32_t *d, const uint32
         : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
-/* TWO: codes are sums of two that have not been added up. */
-template <class F, int TWO = F::WORDS == 8>
+template <class F>
 static __device__ __forceinline__ void block_mma_onto(int32_t (*d)[4], const uint32_t *a, const uint32_t *b)
 {
     if (F::X == BLOCK_X_START_16) {
@@ -123,8 +124,6 @@ static __device__ __forceinline__ void block_mma_onto(int32_t (*d)[4], const uin
         block_mma_u8_k16(d[1], a + 2, b[1]);
     } else {
         ptx_mma_s8(d[0], a, b);
-        if (TWO)
-            ptx_mma_s8(d[0], a + 4, b);
     }
 }
 
@@ -157,13 +156,13 @@ static __device__ __forceinline__ void block_unit_together(const char *unit, con
         const int start = F::X == BLOCK_X_START_16 || F::X == BLOCK_X_SUM_16 ? 0 : 0x4b400000;
         int2 v = make_int2(start, start);
 
-        if (F::X == BLOCK_X_START || F::X == BLOCK_X_START_16)
+        if (F::X == BLOCK_X_START_16)
             v = *(const int2 *)(record + 288 + 32 * k + t * 8);
         d[0][k][0] = d[0][k][2] = v.x;
         d[1][k][1] = d[1][k][3] = v.y;
         d[0][k][1] = d[0][k][3] = d[1][k][0] = d[1][k][2] = 0; /* not read */
     }
-    if (F::X == BLOCK_X_SUM || F::X == BLOCK_X_SUM_16)
+    if (F::X == BLOCK_X_START || F::X == BLOCK_X_SUM || F::X == BLOCK_X_SUM_16)
 #pragma unroll
         for (int k = 0; k < SUMS; k++) {
             const float4 v = *(const float4 *)(record + 288 + 32 * k + run * 16);
@@ -172,7 +171,7 @@ static __device__ __forceinline__ void block_unit_together(const char *unit, con
         }
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        uint32_t codes[4][F::WORDS];
+        uint32_t codes[4][4];
 
         block_codes(F(), unit, tables, lane, q, codes);
 #pragma unroll
@@ -221,7 +220,7 @@ static __device__ __forceinline__ void block_sums_apart(const char *unit, const 
 
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        uint32_t codes[4][F::WORDS];
+        uint32_t codes[4][4];
 
         block_codes(F(), unit, tables, lane, q, codes);
 #pragma unroll
@@ -295,7 +294,7 @@ static __device__ __forceinline__ void block_units_1(const char *unit, const cha
                 acc[n] = block_own_step<F>(acc[n], &s, j, &own[j], scale[j], aux[j]);
             } else {
                 const float i =
-                    F::X == BLOCK_X_START ? block_from_start(own[j] + __float_as_int(aux[j][0])) : (float)own[j];
+                    F::X == BLOCK_X_START ? __fadd_rn((float)own[j], __fadd_rn(aux[j][0], 12582912.0f)) : (float)own[j];
 
                 acc[n] = __fmaf_rn(__fmul_rn(s.w[j], scale[j]), i, acc[n]);
             }
@@ -350,7 +349,7 @@ template <int OWN> static __device__ __forceinline__ float4 block_numbers(const 
 }
 
 /* A block times eight tokens, i of its pair. number: the scales of x, and what the format needs beside them. */
-template <class F, int TWO>
+template <class F>
 static __device__ __forceinline__ void block_times_8(const uint32_t *codes, uint4 x, const float4 *number, int i,
                                                      const float *w, const float *m, const uint32_t *sub, float *acc)
 {
@@ -368,10 +367,10 @@ static __device__ __forceinline__ void block_times_8(const uint32_t *codes, uint
     for (int k = 0; k < SUMS; k++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            d[k][e] = F::X == BLOCK_X_START || F::X == BLOCK_X_START_16 ? __float_as_int(own[AUX ? 1 + k : 0][e & 1])
-                      : F::X >= BLOCK_X_START_16                        ? 0
-                                                                        : 0x4b400000;
-    block_mma_onto<F, TWO>(d, codes, b);
+            d[k][e] = F::X == BLOCK_X_START_16   ? __float_as_int(own[AUX ? 1 + k : 0][e & 1])
+                      : F::X >= BLOCK_X_START_16 ? 0
+                                                 : 0x4b400000;
+    block_mma_onto<F>(d, codes, b);
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         const int32_t sum[2] = {block_both<F>(d[0][e], d[SUMS - 1][e]), d[SUMS - 1][e]};
@@ -388,14 +387,10 @@ static __device__ __forceinline__ void block_run_8(const char *unit, const char 
                                                    const char *hand, int q, block_x_at record, int64_t tile_stride,
                                                    int lane, float *acc)
 {
-    enum { AUX = BLOCK_AUX(F::X), TWO = F::WORDS == 8 && TILES <= 2 };
-    uint32_t codes[4][F::WORDS];
+    enum { AUX = BLOCK_AUX(F::X) };
+    uint32_t codes[4][4];
 
     block_codes(F(), unit, tables, lane, q, codes);
-    if (F::WORDS == 8 && !TWO)
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-            codes[i / 4][i % 4] = block_sum(codes[i / 4][i % 4], codes[i / 4][F::WORDS - 4 + i % 4]);
 #pragma unroll
     for (int pair = 0; pair < 2; pair++) {
         float w[2][2], m[2][2] = {};
@@ -421,7 +416,7 @@ static __device__ __forceinline__ void block_run_8(const char *unit, const char 
                 number[k] = block_numbers<OWN>(at, k, which, lane % 4);
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                block_times_8<F, TWO>(codes[2 * pair + i], x, number, i, w[i], m[i], sub[i], acc + 4 * tile);
+                block_times_8<F>(codes[2 * pair + i], x, number, i, w[i], m[i], sub[i], acc + 4 * tile);
         }
     }
 }

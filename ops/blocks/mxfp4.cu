@@ -1,9 +1,9 @@
 /* mxfp4.cu: MXFP4: nibbles are indices of a table of 16 values, which prmt looks up four at a time. Its selector takes
  * eight bytes by three bits; with the fourth bit it gives the sign of the byte in all bits, here zeros. So one prmt
- * with three bits gives 16 - v, one with all four 2 v, for negative codes 0. Their sum is 16 + v or 16 - v; both are
- * multiplied (WORDS), since an instruction of the tensor cores is cheaper than four sums, and the -16 goes through the
- * start of a sum. prmt takes the nibbles of two bytes in order, so that a word has two columns of each half of a block;
- * x is laid out so too (MIXED). The scale is a power of two a block. */
+ * with three bits gives 16 - v, one with all four 2 v, for negative codes 0. Their sum is 16 + v or 16 - v: four sums
+ * on the multiplier run beside permutes, another product on tensor cores would not. The 16 goes away with 12582912.
+ * prmt takes the nibbles of two bytes in order, so that a word has two columns of each half of a block; x is laid out
+ * so too (MIXED). The scale is a power of two a block. */
 #include "kernels.cuh"
 
 struct block_mxfp4 {
@@ -15,7 +15,6 @@ struct block_mxfp4 {
     static const int X = BLOCK_X_START;
     static const int OFFSET = 16;
     static const int DEPTH = 2;
-    static const int WORDS = 8;
     static const int PAIRS = 0;
     static const int MIXED = 1;
     static const int APART = 1;
@@ -37,7 +36,7 @@ static __device__ __forceinline__ void block_store_table(block_mxfp4, char *tabl
 }
 
 static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit, const char *tables, int lane, int q,
-                                                   uint32_t (*codes)[8])
+                                                   uint32_t (*codes)[4])
 {
     const uint2 low = *(const uint2 *)tables;
 
@@ -48,12 +47,10 @@ static __device__ __forceinline__ void block_codes(block_mxfp4, const char *unit
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const uint32_t index = w[j] & 0x77777777;
+            const uint32_t index = w[j] & 0x77777777, right = block_right_16(w[j]), right_index = block_right_16(index);
 
-            codes[j][h] = ptx_prmt(low.y, 0x04080a0c, index);
-            codes[j][2 + h] = ptx_prmt(low.y, 0x04080a0c, block_right_16(index));
-            codes[j][4 + h] = ptx_prmt(low.x, 0x18100c08, w[j]);
-            codes[j][6 + h] = ptx_prmt(low.x, 0x18100c08, block_right_16(w[j]));
+            codes[j][h] = block_sum(ptx_prmt(low.y, 0x04080a0c, index), ptx_prmt(low.x, 0x18100c08, w[j]));
+            codes[j][2 + h] = block_sum(ptx_prmt(low.y, 0x04080a0c, right_index), ptx_prmt(low.x, 0x18100c08, right));
         }
     }
 }

@@ -11,29 +11,19 @@ typedef struct block_scales {
     uint32_t subs[2], mins[2]; /* of Q2_K, bytes of two blocks each, for one token */
 } block_scales;
 
-/* Powers of two that the compiler does not know. What bounds one token is the pipe of logic, shifts and permutes, so
- * that shifts and sums of words go to the multiplier: as products with constants they would become shifts again. */
-static __constant__ uint32_t block_power[4] = {1, 1u << 16, 1u << 28, 1u << 30};
-
-/* w >> 16, w >> 4, w >> 2. */
+/* w >> 16 without the pipe of logic and permutes, which is the busiest: the upper half times 1. A high product, which
+ * shifts by any number there, takes twice as long, and with what else that pipe has is slower than a plain shift. */
 static __device__ __forceinline__ uint32_t block_right_16(uint32_t w)
 {
-    return __umulhi(w, block_power[1]);
+    return __dp2a_lo(w, 0x100u, 0u);
 }
 
-static __device__ __forceinline__ uint32_t block_right_4(uint32_t w)
-{
-    return __umulhi(w, block_power[2]);
-}
-
-static __device__ __forceinline__ uint32_t block_right_2(uint32_t w)
-{
-    return __umulhi(w, block_power[3]);
-}
+/* 1, unknown to the compiler: a product with it goes to the multiplier, a sum may not. */
+static __constant__ uint32_t block_one = 1;
 
 static __device__ __forceinline__ uint32_t block_sum(uint32_t a, uint32_t b)
 {
-    return a * block_power[0] + b;
+    return a * block_one + b;
 }
 
 /* codes[j][h] and codes[j][2 + h]: columns 4 t .. and 16 + 4 t .. of block j of a run, of rows g (h = 0) and g + 8. */
@@ -47,7 +37,7 @@ static __device__ __forceinline__ void block_nibbles(const char *unit, int lane,
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             codes[j][h] = w[j] & 0x0f0f0f0f;
-            codes[j][2 + h] = block_right_4(w[j]) & 0x0f0f0f0f;
+            codes[j][2 + h] = w[j] >> 4 & 0x0f0f0f0f;
         }
     }
 }

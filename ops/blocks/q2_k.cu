@@ -12,7 +12,6 @@ struct block_q2_k {
     static const int X = BLOCK_X_SUM_16;
     static const int OFFSET = 0;
     static const int DEPTH = 2;
-    static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
     static const int APART = 1;
@@ -27,8 +26,8 @@ static __device__ __forceinline__ void block_codes(block_q2_k, const char *unit,
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            codes[j][h] = (j < 2 ? v.x : block_right_4(v.x)) & 0x03030303u << 2 * (j & 1);
-            codes[j][2 + h] = (j < 2 ? v.y : block_right_4(v.y)) & 0x03030303u << 2 * (j & 1);
+            codes[j][h] = (j < 2 ? v.x : v.x >> 4) & 0x03030303u << 2 * (j & 1);
+            codes[j][2 + h] = (j < 2 ? v.y : v.y >> 4) & 0x03030303u << 2 * (j & 1);
         }
     }
 }
@@ -42,7 +41,7 @@ static __device__ __forceinline__ void block_own_scales(block_q2_k, const char *
 #pragma unroll
     for (int i = 0; i < 2; i++) { /* scales in the low nibbles of two bytes, minima in the high ones */
         s->subs[i] = (i ? v.y : v.x) & 0x0f0f0f0f;
-        s->mins[i] = block_right_4(i ? v.y : v.x) & 0x0f0f0f0f;
+        s->mins[i] = (i ? v.y : v.x) >> 4 & 0x0f0f0f0f;
     }
 #pragma unroll
     for (int j = 0; j < 4; j++) {

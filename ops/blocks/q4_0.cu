@@ -10,7 +10,6 @@ struct block_q4_0 {
     static const int X = BLOCK_X_START;
     static const int OFFSET = 8;
     static const int DEPTH = 4;
-    static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
     static const int APART = 0;

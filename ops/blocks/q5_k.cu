@@ -10,7 +10,6 @@ struct block_q5_k {
     static const int X = BLOCK_X_SUM;
     static const int OFFSET = 0;
     static const int DEPTH = 4;
-    static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
     static const int APART = 0;

@@ -11,7 +11,6 @@ struct block_q6_k {
     static const int X = BLOCK_X_START_16;
     static const int OFFSET = 32;
     static const int DEPTH = 4;
-    static const int WORDS = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
     static const int APART = 0;
@@ -30,7 +29,7 @@ static __device__ __forceinline__ void block_codes(block_q6_k, const char *unit,
             const uint32_t high = slot % 2 ? v.y : v.x;
             const int at = slot / 2 * 2;
 
-            codes[slot / 2][slot % 2 * 2 + h] |= (at <= 4 ? high << (4 - at) : block_right_2(high)) & 0x30303030;
+            codes[slot / 2][slot % 2 * 2 + h] |= (at <= 4 ? high << (4 - at) : high >> 2) & 0x30303030;
         }
     }
 }

@@ -7,8 +7,9 @@
 
 #include "args.cuh"
 
-/* What a block of x has beside codes and scale: nothing; the start of its sum; scale times sum for the minimum; two of
- * these, one for 16 columns each: starts without 12582912, sums. */
+/* What a block of x has beside codes and scale: nothing; what is to be added to a sum that starts at 0x4b400000, read
+ * as a float; scale times sum for the minimum; two numbers, one for 16 columns each: integers that sums start at;
+ * scales times sums. */
 typedef enum block_x { BLOCK_X_PLAIN = 0, BLOCK_X_START, BLOCK_X_SUM, BLOCK_X_START_16, BLOCK_X_SUM_16 } block_x;
 
 #define BLOCK_AUX(kind) ((kind) == BLOCK_X_PLAIN ? 0 : (kind) >= BLOCK_X_START_16 ? 2 : 1)
@@ -39,7 +40,7 @@ static __device__ __forceinline__ void block_write_numbers(char *record, int b, 
     float aux[2] = {0, 0};
 
     if (F::X == BLOCK_X_START)
-        aux[0] = __int_as_float(0x4b400000 - F::OFFSET * (low + high));
+        aux[0] = (float)(-12582912 - F::OFFSET * (low + high));
     if (F::X == BLOCK_X_SUM)
         aux[0] = ridge_block_x_sum(xs, low + high);
     if (F::X == BLOCK_X_START_16) {
