@@ -1,30 +1,34 @@
 /* iq2_xxs.cu: IQ2_XXS: eight columns are an entry of a codebook of 256, and seven sign bits. A table in shared memory
- * holds an entry as eight nibbles, the numbers of its magnitudes; with 4 added where a sign is minus they are what prmt
- * selects by among three magnitudes and their negatives, four columns at a time. A word of the table has 32 copies, so
- * that each lane reads a bank of its own, and entries lie 256 bytes apart, so that a byte of codes becomes an address
- * by one prmt. (As eight bytes each, entries need twice the time of shared memory.) Signs come out of their parities
- * (layout.h), four entries at once. Lane t of four has entry t of a block, eight columns in a row (PAIRS). Four bits of
- * scale of each block lie above the parities, of those blocks whose scales the lane owns. */
+ * holds an entry as eight nibbles that say which of three magnitudes each column has; with a bit for the sign a nibble
+ * is what prmt selects by among the magnitudes and their negatives, four columns at a time. A word of the table has 32
+ * copies, 128 bytes an entry, so that each lane reads a bank of its own, and dp4a makes an address of a byte of codes.
+ * (As eight bytes each, entries need twice the time of shared memory.)
+ *
+ * Signs come out of their parities (layout.h), four entries at once: those of block j are bit j of each nibble. So that
+ * they need no shift, the sign takes the place of bit j, and the other two bits of three tell magnitudes apart
+ * whichever that is: 000, 011 and 101 differ in two bits each. What prmt selects from then depends on j. Lane t of four
+ * has entry t of a block, eight columns in a row (PAIRS). Four bits of scale of each block lie above the parities, of
+ * those blocks whose scales the lane owns. */
 #include "kernels.cuh"
 #include "src/math/iq2.h"
 
 struct block_iq2_xxs {
     static const int UNIT = 1056;
     static const int CODES = 1024;
-    static const int TABLES = 65536;
-    static const int ZEROS = 128; /* between the copies of two entries */
+    static const int TABLES = 33024;
+    static const int ZEROS = 32768;
     static const int SMALL = 0;
     static const int X = BLOCK_X_PLAIN;
     static const int OFFSET = 0;
     static const int DEPTH = 2;
-    static const int WORDS = 4;
     static const int PAIRS = 1;
     static const int MIXED = 0;
     static const int APART = 1;
 };
 
-/* Where the magnitudes lie: as a constant in the code, they would be moved to a register before every prmt. */
-enum { BLOCK_IQ2_MAGNITUDES = 255 * 256 + 128 };
+/* Where the lower halves lie of what prmt selects from: as constants in the code, they would be moved to a register
+ * before every prmt. */
+enum { BLOCK_IQ2_MAGNITUDES = 32768 + 128 };
 
 /* This thread's first entry, which is asked for before the weights: behind them it would come late. */
 static __device__ __forceinline__ uint32_t block_load_table(block_iq2_xxs)
@@ -40,21 +44,32 @@ static __device__ __forceinline__ void block_store_table(block_iq2_xxs, char *ta
 
         x = (x | x << 8) & 0x00ff00ff;
         x = (x | x << 4) & 0x0f0f0f0f;
-        x = (x | x << 2) & 0x33333333;
+        x = (x | x << 2) & 0x33333333; /* 0, 1 or 2, to 000, 011 or 101 */
+        x = (x & 0x11111111) * 3 | (x & 0x22222222) >> 1 | (x & 0x22222222) << 1;
 #pragma unroll
         for (uint32_t copy = 0; copy < 4; copy++)
-            *(uint4 *)(tables + i / 2 * 256 + i % 2 * 64 + 16 * (copy ^ i / 2 % 4)) = make_uint4(x, x, x, x);
+            *(uint4 *)(tables + i / 2 * 128 + i % 2 * 64 + 16 * (copy ^ i / 2 % 4)) = make_uint4(x, x, x, x);
     }
     if (threadIdx.x < 32)
         *(uint32_t *)(tables + block_iq2_xxs::ZEROS + threadIdx.x * 4) = 0;
     if (threadIdx.x == 0)
-        *(uint32_t *)(tables + BLOCK_IQ2_MAGNITUDES) = 0x002b1908;
+        *(uint4 *)(tables + BLOCK_IQ2_MAGNITUDES) = make_uint4(0xe719f808, 0xe7f81908, 0x19002b08, 0);
+}
+
+/* Selectors of block j: the sign in place of bit j, the entry's bits in the others. One instruction, which the compiler
+ * does not find. */
+static __device__ __forceinline__ uint32_t block_iq2_select(uint32_t entry, uint32_t signs, uint32_t mask)
+{
+    uint32_t select;
+
+    asm("lop3.b32 %0, %1, %2, %3, 0xd8;" : "=r"(select) : "r"(entry), "r"(signs), "r"(mask));
+    return select;
 }
 
 static __device__ __forceinline__ void block_codes(block_iq2_xxs, const char *unit, const char *tables, int lane, int q,
                                                    uint32_t (*codes)[4])
 {
-    const uint32_t copy = (uint32_t)lane * 4, plus = *(const uint32_t *)(tables + BLOCK_IQ2_MAGNITUDES);
+    const uint4 low = *(const uint4 *)(tables + BLOCK_IQ2_MAGNITUDES);
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -64,11 +79,15 @@ static __device__ __forceinline__ void block_codes(block_iq2_xxs, const char *un
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const uint32_t entry = *(const uint32_t *)(tables + ptx_prmt(v.x, copy, 0x7704u | (uint32_t)j << 4));
-            const uint32_t select = ((j < 3 ? signs << (2 - j) : signs >> 1) & 0x44444444u) | entry;
+            const uint32_t at = __dp4a(v.x, 128u << 8 * j, (uint32_t)lane * 4);
+            const uint32_t mask = 0x11111111u << (j < 3 ? j : 2);
+            const uint32_t select =
+                block_iq2_select(*(const uint32_t *)(tables + at), j < 3 ? signs : signs >> 1, mask);
+            const uint32_t plus = j == 0 ? low.x : j == 1 ? low.y : low.z;
+            const uint32_t more = j == 0 ? 0x0000d52b : j == 1 ? 0xd5002b00 : 0xe700d5f8;
 
-            codes[j][h] = ptx_prmt(plus, 0x00d5e7f8, select);
-            codes[j][2 + h] = ptx_prmt(plus, 0x00d5e7f8, block_right_16(select));
+            codes[j][h] = ptx_prmt(plus, more, select);
+            codes[j][2 + h] = ptx_prmt(plus, more, block_right_16(select));
         }
     }
 }
@@ -78,11 +97,14 @@ static __device__ __forceinline__ void block_own_scales(block_iq2_xxs, const cha
 {
     const float d = __fmul_rn(ptx_f32_from_f16(*(const uint16_t *)(unit + 1024 + block_own_row(lane) * 2)), 0x1p-30f);
 
+    uint32_t half = 0x08000000;
+
+    asm("" : "+r"(half)); /* or two instructions are made of & and | */
 #pragma unroll
     for (int j = 0; j < 4; j++) { /* of the words that block_codes reads */
         const uint4 both = *(const uint4 *)(unit + (j >> 1) * 512 + lane * 16);
 
-        s->w[j] = __fmul_rn(d, (float)(((j & 1 ? both.w : both.y) & 0xf0000000u) | 0x08000000u));
+        s->w[j] = __fmul_rn(d, (float)(((j & 1 ? both.w : both.y) & 0xf0000000u) | half));
     }
 }
 
