@@ -102,6 +102,16 @@ typedef struct block_ring {
     block_loader next;
 } block_ring;
 
+/* All lanes have read the stage, which may be written again. A bulk copy could overtake their loads; behind a vote over
+ * sums that depend on all that was loaded it cannot. No sum has the bits that are asked for, so that this is true. */
+template <int BULK> static __device__ __forceinline__ bool block_has_read(float first, float last)
+{
+    if (BULK)
+        return !__any_sync(~0u, __float_as_uint(first) == 0x7f800001 && __float_as_uint(last) == 0x7f800001);
+    __syncwarp();
+    return true;
+}
+
 /* The tiles of a team. RECORDS: x lies in global memory, else in shared memory. A few warps have most of the work of
  * storing a tile; they take turns, since those of all teams with one number share a scheduler. */
 template <class F, int TOKENS, int BULK, int RECORDS>
@@ -143,8 +153,8 @@ static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char
                     block_unit<F, TOKENS>(unit, memory, hand, (RECORDS ? a.records : memory + F::TABLES) + record,
                                           tile_stride, lane, column, acc);
                 }
-                __syncwarp(); /* all lanes have read the stage before it is written again */
-                block_copy<F, SIDE, BULK>(a, &ring->next, ptx_shared(unit), bar, part, lane, mine, step);
+                if (block_has_read<BULK>(acc[0][0], acc[TOKENS > 1 || SIDE == 2][0]))
+                    block_copy<F, SIDE, BULK>(a, &ring->next, ptx_shared(unit), bar, part, lane, mine, step);
                 if (++ring->at == a.depth) {
                     ring->at = 0;
                     ring->parity ^= 1;
