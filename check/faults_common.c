@@ -360,7 +360,7 @@ static bool is_cuda(const ridge_kernel *kernel)
 
 static bool is_exact(const ridge_kernel *kernel)
 {
-    return (ridge_op_at(kernel->op)->contract & RIDGE_EXACT) || check_has_bits(kernel);
+    return (kernel->contract & RIDGE_EXACT) || check_has_bits(kernel);
 }
 
 static bool is_invariant(const ridge_kernel *kernel)

@@ -115,7 +115,7 @@ int64_t row_step_of(const image *im, int arg)
     op->extent(&longer, arg, &rows1, &cols1);
     if (rows1 != rows)
         return (im->call.arg[arg].stride ? im->call.arg[arg].stride : cols) * size;
-    return cols1 != cols ? size : 0;
+    return (cols1 - cols) * size;
 }
 
 bool row_upload(const row_run *t, row_lane *l)

@@ -1125,13 +1125,13 @@ enum {
  *     i8     codes, f16 scales RIDGE_SCALING_ROW32: planes of Q8_0    x: i8 codes, f32 scales RIDGE_SCALING_ROW32
  *     q4_0 and the other block formats: tiles of block_repack         x: the same
  *     f32, bf16: no scales; e4m3: f32 scales RIDGE_SCALING_BLK128     x: f32 or bf16
- *
+ *     e4m3 with these scales                                          x: e4m3, f32 scales RIDGE_SCALING_ROW128
  * The scales of an expert are a row of theirs: [experts, rows*cols/32] or [experts, ceil(rows/128)*ceil(cols/128)]. One
  * expert, ids of 0: a dense layer. What several tokens share is read from memory once. An id outside 0 .. experts-1 is
  * passed over: zeros from moe_gate_up_swiglu, no term in moe_down. A token may name an expert twice. No kernel's grid
- * depends on the ids: a captured graph may be replayed with any. Contract: exact, batch-invariant; with i8 and in block
- * formats the sum over cols is that of q8_0_matmul and block_matmul. 0 tokens or rows write nothing; 0 cols is a sum of
- * 0.
+ * depends on the ids: a captured graph may be replayed with any. Contract: exact, batch-invariant; x in e4m3: stable,
+ * close, batch-invariant. With i8 and in block formats the sum over cols is that of q8_0_matmul and block_matmul. 0 tokens
+ * or rows write nothing; 0 cols is a sum of 0. x in e4m3: quantize_fp8 of [tokens, cols], in down of [tokens*slots, cols].
  *
  * @code
  * ridge_tensor gate = ridge_scaled(w, RIDGE_I8, w_scale, RIDGE_SCALING_ROW32); // [experts][rows][cols]
@@ -1149,7 +1149,7 @@ RIDGE_API ridge_call ridge_moe_gate_up_swiglu(int64_t tokens, int64_t cols, int6
                                               int64_t slots, ridge_tensor x, ridge_tensor gate, ridge_tensor up,
                                               const int32_t *ids, ridge_tensor out);
 enum {
-    RIDGE_MOE_GATE_UP_SWIGLU_X = 0, RIDGE_MOE_GATE_UP_SWIGLU_X_SCALES, /**< [tokens, cols]; [tokens, cols/32] f32 */
+    RIDGE_MOE_GATE_UP_SWIGLU_X = 0, RIDGE_MOE_GATE_UP_SWIGLU_X_SCALES, /**< [tokens, cols]; [tokens, cols/32], of e4m3 [ceil(cols/128), tokens] */
     RIDGE_MOE_GATE_UP_SWIGLU_GATE, RIDGE_MOE_GATE_UP_SWIGLU_GATE_SCALES, /**< [experts, rows*cols] or tiles */
     RIDGE_MOE_GATE_UP_SWIGLU_UP, RIDGE_MOE_GATE_UP_SWIGLU_UP_SCALES, /**< the same, of the form of gate */
     RIDGE_MOE_GATE_UP_SWIGLU_IDS, /**< [tokens, slots] i32 */
@@ -1188,7 +1188,7 @@ RIDGE_API ridge_call ridge_moe_down(int64_t tokens, int64_t cols, int64_t rows, 
                                     ridge_tensor x, ridge_tensor w, const int32_t *ids, const float *weights,
                                     ridge_tensor out);
 enum {
-    RIDGE_MOE_DOWN_X = 0, RIDGE_MOE_DOWN_X_SCALES, /**< [tokens, slots*cols]; [tokens, slots*cols/32] f32 */
+    RIDGE_MOE_DOWN_X = 0, RIDGE_MOE_DOWN_X_SCALES, /**< [tokens, slots*cols]; of e4m3 [ceil(cols/128), tokens*slots] */
     RIDGE_MOE_DOWN_W, RIDGE_MOE_DOWN_W_SCALES, /**< [experts, rows*cols] */
     RIDGE_MOE_DOWN_IDS, RIDGE_MOE_DOWN_WEIGHTS, /**< [tokens, slots] i32 and f32 */
     RIDGE_MOE_DOWN_OUT, /**< [tokens, rows] f32 or bf16; [tokens, n_hc*rows] f32 */

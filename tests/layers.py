@@ -21,6 +21,7 @@ ALLOWED = {
     ("ops/moe", "ops/blocks"),           # and those of block formats,
     ("ops/blocks", "ops/moe"),           # whose files compile the experts' kernels beside their own
     ("check/moe", "check/blocks"),       # weights in block formats, made and taken apart
+    ("check/moe", "check/gemm_fp8"),     # scales of codes in FP8
     ("ops/generate", "ops/blocks"),      # embeddings in block formats
     ("check/generate", "check/blocks"),  # likewise
     ("ops/blocks", "ops/q8_0"),          # its activation codes, made inside a product

@@ -139,6 +139,10 @@ static const char *const batches[][2] = {
     {"attention_prefill", "tokens=%d heads=8 kv_heads=8 head_dim=64 positions=64 window=16"},
     {"attention_prefill", "tokens=%d heads=64 kv_heads=1 head_dim=64 positions=1024 q=bf16 kv=bf16 out=bf16"},
     {"attention_prefill", "tokens=%d heads=8 kv_heads=1 head_dim=96 positions=8192"},
+    {"moe_gate_up_swiglu", "tokens=%d cols=7168 rows=2048 experts=32 slots=8 x=e4m3 w=e4m3 out=bf16"},
+    {"moe_gate_up_swiglu", "tokens=%d cols=416 rows=33 experts=256 slots=32 x=e4m3 w=e4m3"},
+    {"moe_down", "tokens=%d cols=2048 rows=7168 experts=32 slots=8 x=e4m3 w=e4m3"},
+    {"moe_down", "tokens=%d cols=96 rows=70001 experts=2 slots=32 x=e4m3 w=e4m3 n_hc=4"},
 };
 
 /* Returns 1, or 0 where no row runs it. */
@@ -147,7 +151,7 @@ static int walk_batches(const ridge_device *device, const char *const *batch)
     const ridge_op_row *op = ridge_op_find(batch[0], strlen(batch[0]));
     const char *first = NULL;
 
-    for (int64_t n = 1; n < 20000; n = next_m(n)) {
+    for (int64_t n = 1; n < 20000 && n <= op->invariant_max; n = next_m(n)) {
         ridge_problem problem = {0};
         ridge_call call;
         const char *name;

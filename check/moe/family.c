@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "check/blocks/blocks.h"
+#include "check/gemm_fp8/gemm.h"
 #include "moe.h"
 #include "ops/blocks/layout.h"
 
@@ -86,6 +87,10 @@ static bool moe_fill(const test_case *c, const image *im, int arg, uint64_t seed
         fill_ids(im, arg, im->call.dim[im->call.op == RIDGE_MOE_ROUTE ? 1 : 3], c->variant, seed);
         return true;
     }
+    if (im->call.op != RIDGE_MOE_ROUTE && im->call.arg[0].dtype == RIDGE_E4M3 && strstr(name, "_scales")) {
+        gemm_fill_scales(c, im, arg, seed);
+        return true;
+    }
     if (im->call.op != RIDGE_MOE_ROUTE)
         return is_block_format(im->call.arg[arg].dtype) && fill_experts(c, im, arg, seed);
     if (strcmp(name, "logits") && strcmp(name, "bias") && strcmp(name, "logit_bias"))
@@ -100,6 +105,12 @@ static bool moe_fill(const test_case *c, const image *im, int arg, uint64_t seed
         }
     return true;
 }
+
+#define FP8(tokens, gate_up, down)                                                                    \
+    {"moe-fp8", "moe_gate_up_swiglu tokens=" tokens " " gate_up " x=e4m3 w=e4m3 out=bf16 variant=2"}, \
+    {                                                                                                 \
+        "moe-fp8", "moe_down tokens=" tokens " " down " x=e4m3 w=e4m3 out=bf16 variant=2"             \
+    }
 
 static const suite_row suites[] = {
     {"moe", "moe_route tokens=1 experts=128 slots=8 normalise=1"},
@@ -215,6 +226,18 @@ static const suite_row suites[] = {
     {"moe-floats",
      "moe_gate_up_swiglu tokens=8 cols=2880 rows=2880 experts=32 slots=4 x=bf16 w=bf16 out=bf16 variant=2"},
     {"moe-floats", "moe_down tokens=8 cols=2880 rows=2880 experts=32 slots=4 x=bf16 w=bf16 out=bf16 variant=2"},
+    /* The same in e4m3 with x in e4m3 */
+    FP8("1", "cols=2048 rows=768 experts=128 slots=8", "cols=768 rows=2048 experts=128 slots=8"),
+    FP8("2", "cols=2048 rows=768 experts=128 slots=8", "cols=768 rows=2048 experts=128 slots=8"),
+    FP8("8", "cols=2048 rows=768 experts=128 slots=8", "cols=768 rows=2048 experts=128 slots=8"),
+    FP8("16", "cols=2048 rows=768 experts=128 slots=8", "cols=768 rows=2048 experts=128 slots=8"),
+    FP8("1", "cols=7168 rows=2048 experts=32 slots=8", "cols=2048 rows=7168 experts=32 slots=8"),
+    FP8("2", "cols=7168 rows=2048 experts=32 slots=8", "cols=2048 rows=7168 experts=32 slots=8"),
+    FP8("8", "cols=7168 rows=2048 experts=32 slots=8", "cols=2048 rows=7168 experts=32 slots=8"),
+    FP8("16", "cols=7168 rows=2048 experts=32 slots=8", "cols=2048 rows=7168 experts=32 slots=8"),
+    FP8("1", "cols=4096 rows=14336 experts=8 slots=2", "cols=14336 rows=4096 experts=8 slots=2"),
+    FP8("8", "cols=4096 rows=14336 experts=8 slots=2", "cols=14336 rows=4096 experts=8 slots=2"),
+    FP8("16", "cols=4096 rows=14336 experts=8 slots=2", "cols=14336 rows=4096 experts=8 slots=2"),
     {NULL, NULL},
 };
 
@@ -418,6 +441,8 @@ static const char *const fault_problems[] = {
     "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=6 slots=3 x=bf16 w=e4m3 out=f32 limit=10 up_bias=1 variant=2",
     "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=f32 w=bf16 out=f32 bias=1 residual=f32 n_hc=4 variant=2",
     "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=bf16 w=e4m3 out=f32 bias=1 residual=f32 n_hc=4 variant=2",
+    "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=6 slots=3 x=e4m3 w=e4m3 out=f32 limit=10 up_bias=1 variant=2",
+    "moe_down tokens=5 cols=288 rows=37 experts=6 slots=3 x=e4m3 w=e4m3 out=f32 bias=1 residual=f32 n_hc=4 variant=2",
     "moe_gate_up_swiglu tokens=5 cols=288 rows=64 experts=6 slots=3 x=i8 w=mxfp4 out=f32 limit=10 gate_bias=1 "
     "variant=2",
     "moe_down tokens=5 cols=512 rows=37 experts=6 slots=3 x=i8 w=q4_k out=f32 bias=1 shared=f32 residual=f32 n_hc=4 "

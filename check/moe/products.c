@@ -87,6 +87,51 @@ static void block_cases(const ridge_op_row *op, case_level level, case_list *lis
     }
 }
 
+/* x in e4m3: blocks of columns that are not whole, tiles and groups of tiles that are not, more than eight pairs of an
+ * expert, several rounds of rows, few multiprocessors. */
+static void fp8_cases(const ridge_op_row *op, case_level level, case_list *list)
+{
+    static const struct {
+        const char *dims;
+        test_case layout;
+    } shape[] = {
+        {"tokens=1 cols=1024 rows=96 experts=16 slots=8", {.fill = FILL_NORMAL, .variant = ALL_DIFFERENT}},
+        {"tokens=4 cols=288 rows=64 experts=7 slots=3", {.fill = FILL_NORMAL, .slices = true, .pad = 64}},
+        {"tokens=8 cols=768 rows=160 experts=12 slots=8", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=16 cols=1088 rows=33 experts=5 slots=4", {.fill = FILL_NORMAL, .slices = true, .variant = ONE_EXPERT}},
+        {"tokens=5 cols=320 rows=129 experts=3 slots=32", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=16 cols=416 rows=277 experts=40 slots=2", {.fill = FILL_EDGE, .slices = true, .pad = 32}},
+        {"tokens=7 cols=160 rows=96 experts=9 slots=2", {.fill = FILL_NORMAL, .slices = true, .shift = 1}},
+        {"tokens=3 cols=96 rows=32 experts=2 slots=5", {.fill = FILL_NORMAL, .variant = NONE}},
+        {"tokens=6 cols=512 rows=64 experts=8 slots=4", {.fill = FILL_NORMAL, .repeats = 50}},
+        {"tokens=11 cols=1600 rows=40 experts=9 slots=6", {.fill = FILL_UNIT, .slices = true, .units = 2}},
+        {"tokens=16 cols=128 rows=1003 experts=10 slots=32", {.fill = FILL_NORMAL, .units = 4}},
+        {"tokens=9 cols=32 rows=7 experts=6 slots=3", {.fill = FILL_EDGE, .slices = true, .repeats = 50}},
+        {"tokens=1 cols=4096 rows=35 experts=1 slots=1", {.fill = FILL_NORMAL, .variant = ONE_EXPERT}},
+        {"tokens=2 cols=7168 rows=24 experts=4 slots=2", {.fill = FILL_NORMAL, .slices = true}},
+        {"tokens=3 cols=0 rows=24 experts=4 slots=2", {.fill = FILL_NORMAL}},
+        {"tokens=0 cols=128 rows=24 experts=4 slots=2", {.fill = FILL_NORMAL}},
+        {"tokens=3 cols=128 rows=0 experts=4 slots=2", {.fill = FILL_NORMAL}},
+    };
+    static const char *const gate_up[] = {"out=bf16", "out=f32 limit=7 alpha=1.702 up_offset=1 gate_bias=1 up_bias=1"};
+    static const char *const down[] = {"out=bf16 bias=1 shared=f32", "out=f32 residual=bf16"};
+    char text[256];
+
+    for (int i = 0; i < (int)(sizeof shape / sizeof shape[0]); i++)
+        for (int f = 0; f < 2; f++) {
+            if (level == CASES_QUICK && (i + f) % 2)
+                continue;
+            snprintf(text, sizeof text, "%s x=e4m3 w=e4m3 %s", shape[i].dims,
+                     (op->id == RIDGE_MOE_DOWN ? down : gate_up)[f]);
+            cases_add(list, op, text, shape[i].layout);
+        }
+    cases_add(list, op,
+              op->id == RIDGE_MOE_DOWN
+                  ? "tokens=5 cols=544 rows=50 experts=5 slots=3 x=e4m3 w=e4m3 out=f32 bias=1 n_hc=4"
+                  : "tokens=5 cols=544 rows=64 experts=5 slots=3 x=e4m3 w=e4m3 out=i8 act=gelu_erf",
+              (test_case){.fill = FILL_NORMAL, .slices = true});
+}
+
 /* Of an only expert. */
 static void only_cases(const ridge_op_row *op, case_list *list)
 {
@@ -292,6 +337,7 @@ void cases_moe_products(const ridge_op_row *op, case_level level, case_list *lis
             snprintf(text, sizeof text, "%s %s", odd[i], form[f]);
             cases_add(list, op, text, (test_case){.fill = FILL_NORMAL, .slices = true, .pad = i});
         }
+    fp8_cases(op, level, list);
     only_cases(op, list);
     tall_cases(op, list);
     expand_cases(op, list);
@@ -341,6 +387,8 @@ static estimate product(const oracle_run *s, int arg, int64_t e, int64_t r, int6
     const ridge_call *call = &s->im->call;
     const uint32_t form = call->arg[arg].dtype;
     const int64_t cols = call->dim[1], block = form == RIDGE_I8 ? 32 : 128;
+    const bool fp8 = call->arg[0].dtype == RIDGE_E4M3;
+    const int64_t pair = call->op == RIDGE_MOE_DOWN ? t * call->dim[4] + (cols ? x0 / cols : 0) : t;
     double sum = 0, size = 0, tiny = 0;
     bool infinite = false;
 
@@ -349,12 +397,14 @@ static estimate product(const oracle_run *s, int arg, int64_t e, int64_t r, int6
     for (int64_t b = 0; b * block < cols; b++) {
         const int64_t scale = form == RIDGE_I8 ? r * (cols / 32) + b : r / 128 * ((cols + 127) / 128) + b;
         const double ws = form == RIDGE_BF16 || form == RIDGE_F32 ? 1 : oracle_in(s, arg + 1, e, scale);
-        const double xs = form == RIDGE_I8 ? oracle_in(s, 1, t, x0 / 32 + b) : 1;
+        const double xs = form == RIDGE_I8 ? oracle_in(s, 1, t, x0 / 32 + b) : fp8 ? oracle_in(s, 1, b, pair) : 1;
         double dot = 0, all = 0;
 
         for (int64_t j = b * block; j < cols && j < (b + 1) * block; j++) {
             const double x = oracle_in(s, 0, t, x0 + j);
-            const double v = oracle_in(s, arg, e, r * cols + j) * (form == RIDGE_E4M3 ? (double)(float)(x * ws) : x);
+            const double v = oracle_in(s, arg, e, r * cols + j) * (fp8                  ? x * xs * ws
+                                                                   : form == RIDGE_E4M3 ? (double)(float)(x * ws)
+                                                                                        : x);
 
             dot += v;
             all += fabs(v);
@@ -372,6 +422,9 @@ static estimate product(const oracle_run *s, int arg, int64_t e, int64_t r, int6
         return (estimate){NAN, 0};
     if (isinf(sum))
         return (estimate){sum, size < INFINITY ? INFINITY : 0};
+    /* x in e4m3: tensor cores cut the products of a block */
+    if (fp8)
+        return (estimate){sum, (0x1p-15 + ((double)cols / 128 + 12) * 0x1p-24) * size + 0x1p-126};
     return (estimate){sum, (form == RIDGE_I8 ? (double)cols / 256 + 13 : (double)cols / 256 + 10) * 0x1p-24 * size +
                                tiny + (double)cols * 0x1p-149 + (size > 0x1p120 ? INFINITY : 0)};
 }

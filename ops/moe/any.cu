@@ -86,11 +86,18 @@ template <int FORM> static __device__ __forceinline__ void load_weights(const ch
     }
 }
 
-static __device__ __forceinline__ void load_x(const moe_args &p, int64_t at, bool vector, float *v)
+/* scale: of e4m3 (CODES). */
+template <int CODES>
+static __device__ __forceinline__ void load_x(const moe_args &p, int64_t at, const float *scale, bool vector, float *v)
 {
-    const char *from = p.x + at * (p.x_bf16 ? 2 : 4);
+    const char *from = p.x + at * (CODES ? 1 : p.x_bf16 ? 2 : 4);
 
-    if (vector && p.x_bf16) {
+    if (CODES) {
+        load_weights<RIDGE_E4M3>(from, vector, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = __fmul_rn(v[i], *scale);
+    } else if (vector && p.x_bf16) {
         num_unpack<RIDGE_BF16>(*(const uint4 *)from, v);
     } else if (vector) {
         num_unpack<RIDGE_F32>(((const uint4 *)from)[0], v);
@@ -103,9 +110,9 @@ static __device__ __forceinline__ void load_x(const moe_args &p, int64_t at, boo
 }
 
 /* Rows [row, row + 4) of expert e, the last one for those beyond it, times the x at `at`: all lanes get the results. */
-template <int FORM>
+template <int FORM, int CODES>
 static __device__ __forceinline__ void dot_floats(const any_args &a, const moe_weight &w, int e, int64_t row,
-                                                  int64_t at, float *y)
+                                                  int64_t at, const float *xs, float *y)
 {
     const moe_args &p = a.p;
     const int size = FORM == RIDGE_F32 ? 4 : FORM == RIDGE_BF16 ? 2 : 1;
@@ -114,11 +121,11 @@ static __device__ __forceinline__ void dot_floats(const any_args &a, const moe_w
     const float *scales = (const float *)(w.scales + e * w.scales_stride);
     float chain[ROWS][8] = {};
 
-#pragma unroll(FORM == RIDGE_F32 ? 1 : 2) /* or registers spill on sm_120 */
+#pragma unroll(FORM == RIDGE_F32 || CODES ? 1 : 2) /* or registers spill on sm_120 and sm_80 */
     for (int64_t c = threadIdx.x % 32 * 8; c < p.cols; c += MOE_CHAINS) {
         float x[8];
 
-        load_x(p, at + c, a.vector, x);
+        load_x<CODES>(p, at + c, CODES ? xs + c / 128 * p.x_block : NULL, a.vector, x);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const int64_t own = r < last ? r : last;
@@ -143,7 +150,7 @@ static __device__ __forceinline__ void dot_floats(const any_args &a, const moe_w
 }
 
 /* Rows [row, row + 4): the result of row + lane % 4, with the bias, for lanes 0 to 3. */
-template <int FORM>
+template <int FORM, int CODES>
 static __device__ __forceinline__ float products(const any_args &a, const moe_weight &w, int e, int64_t row, int token,
                                                  int slot)
 {
@@ -157,7 +164,7 @@ static __device__ __forceinline__ float products(const any_args &a, const moe_we
                          p.x_scales + token * p.x_ld + slot * p.x_slot_ld);
         mine = __shfl_sync(0xffffffffu, mine, lane % ROWS * RIDGE_Q8_0_PARTS);
     } else {
-        dot_floats<FORM>(a, w, e, row, at, y);
+        dot_floats<FORM, CODES>(a, w, e, row, at, CODES ? p.x_scales + token * p.x_ld + slot * p.x_slot_ld : NULL, y);
         mine = lane % ROWS == 0 ? y[0] : lane % ROWS == 1 ? y[1] : lane % ROWS == 2 ? y[2] : y[3];
     }
     return moe_bias(w, e, own, mine);
@@ -166,7 +173,7 @@ static __device__ __forceinline__ float products(const any_args &a, const moe_we
 /* ---------------------------------------------------------------------------------------------------------- kernels */
 
 /* Block (x, y): rows [32 x, 32 x + 32) of token y / slots and slot y % slots. */
-template <int FORM>
+template <int FORM, int CODES>
 static __global__ void __launch_bounds__(THREADS) moe_any_gate_up(const __grid_constant__ any_args a)
 {
     __shared__ float shared[WARPS * ROWS];
@@ -183,9 +190,9 @@ static __global__ void __launch_bounds__(THREADS) moe_any_gate_up(const __grid_c
     e = p.ids[token * p.ids_stride + slot];
     known = e >= 0 && e < p.experts;
     if (known && row < p.rows) {
-        const float gate = products<FORM>(a, p.weight[0], e, row, token, slot);
+        const float gate = products<FORM, CODES>(a, p.weight[0], e, row, token, slot);
 
-        y = moe_swiglu(p.act, gate, products<FORM>(a, p.weight[1], e, row, token, slot), p.swiglu);
+        y = moe_swiglu(p.act, gate, products<FORM, CODES>(a, p.weight[1], e, row, token, slot), p.swiglu);
     }
     if (lane < ROWS)
         shared[warp * ROWS + lane] = y;
@@ -195,7 +202,8 @@ static __global__ void __launch_bounds__(THREADS) moe_any_gate_up(const __grid_c
 }
 
 /* Block (x, y): rows [4 x, 4 x + 4) of token y. */
-template <int FORM> static __global__ void __launch_bounds__(THREADS) moe_any_down(const __grid_constant__ any_args a)
+template <int FORM, int CODES>
+static __global__ void __launch_bounds__(THREADS) moe_any_down(const __grid_constant__ any_args a)
 {
     __shared__ float shared[RIDGE_MOE_MAX_SLOTS][ROWS];
     const moe_args &p = a.p;
@@ -207,7 +215,7 @@ template <int FORM> static __global__ void __launch_bounds__(THREADS) moe_any_do
     ptx_grid_dependency_wait();
     for (int slot = warp; slot < p.slots; slot += WARPS) {
         const int e = p.ids[token * p.ids_stride + slot];
-        const float y = e >= 0 && e < p.experts ? products<FORM>(a, p.weight[0], e, row, token, slot) : 0.0f;
+        const float y = e >= 0 && e < p.experts ? products<FORM, CODES>(a, p.weight[0], e, row, token, slot) : 0.0f;
 
         if (lane < ROWS)
             shared[slot][lane] = y;
@@ -226,15 +234,16 @@ template <int FORM> static __global__ void __launch_bounds__(THREADS) moe_any_do
 
 /* ------------------------------------------------------------------------------------------------------------ host */
 
-static const void *const functions[8] = {
-    (const void *)moe_any_gate_up<RIDGE_I8>,   (const void *)moe_any_gate_up<RIDGE_BF16>,
-    (const void *)moe_any_gate_up<RIDGE_E4M3>, (const void *)moe_any_gate_up<RIDGE_F32>,
-    (const void *)moe_any_down<RIDGE_I8>,      (const void *)moe_any_down<RIDGE_BF16>,
-    (const void *)moe_any_down<RIDGE_E4M3>,    (const void *)moe_any_down<RIDGE_F32>};
+static const void *const functions[10] = {
+    (const void *)moe_any_gate_up<RIDGE_I8, 0>,   (const void *)moe_any_gate_up<RIDGE_BF16, 0>,
+    (const void *)moe_any_gate_up<RIDGE_E4M3, 0>, (const void *)moe_any_gate_up<RIDGE_F32, 0>,
+    (const void *)moe_any_gate_up<RIDGE_E4M3, 1>, (const void *)moe_any_down<RIDGE_I8, 0>,
+    (const void *)moe_any_down<RIDGE_BF16, 0>,    (const void *)moe_any_down<RIDGE_E4M3, 0>,
+    (const void *)moe_any_down<RIDGE_F32, 0>,     (const void *)moe_any_down<RIDGE_E4M3, 1>};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_load(device, functions, 8, "moe: loading kernels");
+    return host_load(device, functions, 10, "moe: loading kernels");
 }
 
 ridge_status moe_launch_any(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound, void *,
@@ -246,11 +255,11 @@ ridge_status moe_launch_any(const ridge_device *device, const ridge_kernel *kern
 
     a.p = moe_args_of(&bound->call);
     a.vector = bound->problem.align >= 4;
-    form = a.p.form == RIDGE_I8 ? 0 : a.p.form == RIDGE_BF16 ? 1 : a.p.form == RIDGE_E4M3 ? 2 : 3;
+    form = a.p.form == RIDGE_I8 ? 0 : a.p.form == RIDGE_BF16 ? 1 : a.p.form == RIDGE_F32 ? 3 : a.p.x_fp8 ? 4 : 2;
     blocks = ridge_ceil_div(a.p.rows, a.p.down ? ROWS : WARPS * ROWS);
     if (a.p.tokens == 0 || a.p.rows == 0)
         return RIDGE_OK;
-    return host_launch(device, kernel->name, functions[4 * a.p.down + form],
+    return host_launch(device, kernel->name, functions[5 * a.p.down + form],
                        dim3((unsigned)blocks, (unsigned)(a.p.tokens * (a.p.down ? 1 : a.p.slots))), THREADS, &a,
                        stream);
 }

@@ -6,6 +6,9 @@
 
 enum { MOE_CPU_ROWS = 32 }; /* of a part of the work: a block of codes */
 
+/* cpu_products.c: column j of a slot, whose x begins at `at`, where x is floats or e4m3; xs: the scales of the slot. */
+float ridge_cpu_moe_x(const moe_args *a, const float *xs, int64_t at, int64_t j);
+
 /* cpu_products.c: what happens to finished products; all within ridge_fp_begin. One result of gate_up; rows first ..
  * first + count - 1 of a token's slot; the sum over slots of one row. */
 float ridge_cpu_moe_swiglu(const moe_args *a, float gate, float up);

@@ -40,8 +40,16 @@ static float dot_blocks(const moe_args *a, const moe_weight *w, int32_t e, int64
     return y;
 }
 
-/* The same with floats. */
-static float dot_floats(const moe_args *a, const moe_weight *w, int32_t e, int64_t r, int64_t at)
+float ridge_cpu_moe_x(const moe_args *a, const float *xs, int64_t at, int64_t j)
+{
+    if (a->x_fp8)
+        return ridge_f32_from_fp8(((const uint8_t *)a->x)[at + j], 0) * xs[j / 128 * a->x_block];
+    return a->x_bf16 ? ridge_f32_from_bf16(((const uint16_t *)(const void *)a->x)[at + j])
+                     : ((const float *)(const void *)a->x)[at + j];
+}
+
+/* The same with floats, x of e4m3 made floats. */
+static float dot_floats(const moe_args *a, const moe_weight *w, int32_t e, int64_t r, const float *xs, int64_t at)
 {
     const char *row = w->data + e * w->stride + r * a->cols * moe_weight_size(a->form);
     const float *scales = a->form == RIDGE_E4M3 ? (const float *)(const void *)(w->scales + e * w->scales_stride) +
@@ -53,8 +61,7 @@ static float dot_floats(const moe_args *a, const moe_weight *w, int32_t e, int64
         const float v = a->form == RIDGE_F32    ? ((const float *)(const void *)row)[j]
                         : a->form == RIDGE_BF16 ? ridge_f32_from_bf16(((const uint16_t *)(const void *)row)[j])
                                                 : ridge_f32_from_fp8((uint8_t)row[j], 0);
-        const float x = a->x_bf16 ? ridge_f32_from_bf16(((const uint16_t *)(const void *)a->x)[at + j])
-                                  : ((const float *)(const void *)a->x)[at + j];
+        const float x = ridge_cpu_moe_x(a, xs, at, j);
 
         chain[j % MOE_CHAINS] = ridge_fma(v, scales ? x * scales[j / 128] : x, chain[j % MOE_CHAINS]);
     }
@@ -73,7 +80,7 @@ static float product(const moe_args *a, int which, int32_t e, int64_t r, int64_t
     const float *xs = a->x_scales ? a->x_scales + t * a->x_ld + s * a->x_slot_ld : NULL;
     const float y = a->form == RIDGE_I8               ? dot_codes(a, w, e, r, x, xs)
                     : moe_is_tiles((uint32_t)a->form) ? dot_blocks(a, w, e, r, x, xs)
-                                                      : dot_floats(a, w, e, r, at);
+                                                      : dot_floats(a, w, e, r, xs, at);
 
     return w->bias ? y + w->bias[e * w->bias_stride + r] : y;
 }

@@ -183,11 +183,11 @@ static void widen_entry(const work *w, int64_t e)
 
     for (int column = 0; column < w->list[e].count; column++) {
         const int pair = w->list[e].pair[column];
-        const int64_t at = pair / a->slots * a->x_stride + pair % a->slots * a->x_slot;
+        const int64_t t = pair / a->slots, s = pair % a->slots, at = t * a->x_stride + s * a->x_slot;
+        const float *xs = a->x_fp8 ? a->x_scales + t * a->x_ld + s * a->x_slot_ld : NULL;
 
         for (int64_t j = 0; j < a->cols; j++, to++)
-            *to = a->x_bf16 ? ridge_f32_from_bf16(((const uint16_t *)(const void *)a->x)[at + j])
-                            : ((const float *)(const void *)a->x)[at + j];
+            *to = ridge_cpu_moe_x(a, xs, at, j);
     }
 }
 

@@ -383,6 +383,8 @@ static const char *why_not(const ridge_device *, const ridge_kernel *, const rid
 {
     if (problem->dtype[2] != RIDGE_BF16 && problem->dtype[2] != RIDGE_E4M3)
         return "weights are not bf16 or e4m3";
+    if (problem->dtype[0] == RIDGE_E4M3)
+        return "x is e4m3";
     if (problem->dim[3] != 1 || problem->dim[4] != 1)
         return "more than one expert or slot";
     if (problem->op == RIDGE_MOE_GATE_UP_SWIGLU && problem->dtype[RIDGE_MOE_GATE_UP_SWIGLU_OUT] == RIDGE_I8)

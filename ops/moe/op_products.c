@@ -3,16 +3,18 @@
 #include "ops/swiglu/op.h"
 #include "products.h"
 
-#define CONTRACT (RIDGE_EXACT | RIDGE_UNIFORM | RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
+/* Of x in e4m3; of all else rows are exact too. */
+#define CONTRACT (RIDGE_STABLE | RIDGE_INVARIANT | RIDGE_CLOSE)
 #define F32 (1u << RIDGE_F32)
-#define X_DTYPES (1u << RIDGE_F32 | 1u << RIDGE_BF16 | 1u << RIDGE_I8)
+#define OUT_DTYPES (1u << RIDGE_F32 | 1u << RIDGE_BF16 | 1u << RIDGE_I8)
+#define X_DTYPES (OUT_DTYPES | 1u << RIDGE_E4M3)
 #define TILES (((1u << RIDGE_DTYPES) - 1) & ~((1u << RIDGE_Q4_0) - 1))
 #define W_DTYPES (F32 | 1u << RIDGE_I8 | 1u << RIDGE_BF16 | 1u << RIDGE_E4M3 | TILES)
 #define BOUND                                                                                                         \
     "i8: as q8_0_matmul; block formats: as block_matmul; f32, bf16, e4m3: (cols/256 + 10) units of 2^-24 of the sum " \
     "of "                                                                                                             \
     "|terms|, e4m3 with x * scale "                                                                                   \
-    "rounded; "
+    "rounded; x in e4m3: 2^-15 + (cols/128 + 12) units of that sum; "
 
 /* dim: tokens, cols, rows, experts, slots */
 #define W_ROWS(name, same)                                                                                          \
@@ -42,24 +44,31 @@ static uint32_t scale_dtype(uint32_t dtype)
     return dtype == RIDGE_I8 ? RIDGE_F16 : dtype == RIDGE_E4M3 ? RIDGE_F32 : RIDGE_NONE;
 }
 
+/* Of x, and of what gate_up writes. */
+static uint32_t x_scale_dtype(uint32_t dtype)
+{
+    return dtype == RIDGE_I8 || dtype == RIDGE_E4M3 ? RIDGE_F32 : RIDGE_NONE;
+}
+
 /* Sets the operand in `slot` and its scales in slot + 1: codes with their scaling, floats without. */
 static void put(ridge_call *call, int slot, ridge_tensor tensor, bool weight)
 {
     const ridge_scaling scaling = tensor.dtype == RIDGE_I8     ? RIDGE_SCALING_ROW32
-                                  : tensor.dtype == RIDGE_E4M3 ? RIDGE_SCALING_BLK128
-                                                               : RIDGE_SCALING_NONE;
+                                  : tensor.dtype != RIDGE_E4M3 ? RIDGE_SCALING_NONE
+                                  : weight                     ? RIDGE_SCALING_BLK128
+                                                               : RIDGE_SCALING_ROW128;
 
     if (tensor.scaling != scaling)
-        call->invalid = "the scaling of an operand is not that of its dtype: row32 of i8, blk128 of e4m3, else none";
+        call->invalid = "the scaling of an operand is not that of its dtype: row32 of i8, blk128 of weights in e4m3, "
+                        "row128 of x in e4m3, else none";
     ridge_put_scaled(call, slot, tensor,
-                     weight                     ? (ridge_dtype)scale_dtype(tensor.dtype)
-                     : tensor.dtype == RIDGE_I8 ? RIDGE_F32
-                                                : RIDGE_NONE);
+                     (ridge_dtype)(weight ? scale_dtype(tensor.dtype) : x_scale_dtype(tensor.dtype)));
 }
 
 /* The weights, in slot 2 and for gate_up in slot 4; x is in slot 0. */
 static const char *products_rule(const ridge_call *call)
 {
+    const uint32_t x = call->arg[0].dtype;
     const bool codes = moe_is_codes(call->arg[2].dtype);
     const block_layout f = block_layout_of(call->arg[2].dtype);
 
@@ -69,14 +78,17 @@ static const char *products_rule(const ridge_call *call)
         return "slots is outside 1 .. 32";
     if (call->dim[3] < 1 || call->dim[3] > 0x7fffffff)
         return "experts is outside 1 .. 2^31 - 1";
-    if (codes != (call->arg[0].dtype == RIDGE_I8))
-        return codes ? "operand x must be i8 codes, as the weights are" : "operand x must be f32 or bf16";
+    if (codes != (x == RIDGE_I8))
+        return codes ? "operand x must be i8 codes, as the weights are" : "operand x must be f32, bf16 or e4m3";
+    if (x == RIDGE_E4M3 && call->arg[2].dtype != RIDGE_E4M3)
+        return "operand x is e4m3, the weights must be too";
     if (f.columns && call->dim[1] % f.columns)
         return "cols is no multiple of 256, which a block of this format has";
     if (call->dim[0] == 0 || call->dim[1] == 0 || call->dim[2] == 0)
         return NULL;
-    if (codes != ridge_has(call, 1))
-        return codes ? "operand x_scales is NULL, x is i8" : "operand x_scales must be absent, x is not i8";
+    if ((x_scale_dtype(x) != RIDGE_NONE) != ridge_has(call, 1))
+        return x_scale_dtype(x) ? "operand x_scales is NULL, x is codes"
+                                : "operand x_scales must be absent, x is not codes";
     for (int arg = 2; arg < (call->op == RIDGE_MOE_DOWN ? 3 : 6); arg += 2) {
         if (call->arg[arg + 1].dtype != scale_dtype(call->arg[arg].dtype))
             return "the scales of the weights are f16 with i8, f32 with e4m3, and absent with f32, bf16 and block "
@@ -90,9 +102,18 @@ static const char *products_rule(const ridge_call *call)
 /* After parsing: the scales that the dtypes imply. */
 static void products_derive(ridge_call *call)
 {
-    call->arg[1].dtype = call->arg[0].dtype == RIDGE_I8 ? RIDGE_F32 : RIDGE_NONE;
+    call->arg[1].dtype = x_scale_dtype(call->arg[0].dtype);
     for (int arg = 2; arg < (call->op == RIDGE_MOE_DOWN ? 3 : 6); arg += 2)
         call->arg[arg + 1].dtype = scale_dtype(call->arg[arg].dtype);
+}
+
+/* x of a token, or in down of each of its slots, and its scales. */
+static void x_extent(const ridge_call *call, int arg, int64_t each, int64_t *rows, int64_t *cols)
+{
+    if (arg && call->arg[0].dtype == RIDGE_E4M3)
+        ridge_set_extent(rows, cols, ridge_ceil_div(call->dim[1], 128), times(call->dim[0], each));
+    else
+        ridge_set_extent(rows, cols, call->dim[0], arg ? times(each, call->dim[1]) / 32 : times(each, call->dim[1]));
 }
 
 static void weight_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
@@ -153,7 +174,7 @@ static void gate_up_extent(const ridge_call *call, int arg, int64_t *rows, int64
     const int64_t wide = times(call->dim[4], call->dim[2]);
 
     if (arg <= RIDGE_MOE_GATE_UP_SWIGLU_X_SCALES)
-        ridge_set_extent(rows, cols, call->dim[0], arg ? call->dim[1] / 32 : call->dim[1]);
+        x_extent(call, arg, 1, rows, cols);
     else if (arg <= RIDGE_MOE_GATE_UP_SWIGLU_UP_SCALES)
         weight_extent(call, arg, rows, cols);
     else if (arg >= RIDGE_MOE_GATE_UP_SWIGLU_GATE_BIAS)
@@ -214,12 +235,13 @@ const ridge_op_row ridge_op_moe_gate_up_swiglu = {
     .args = 11,
     .arg =
         {
-            {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_DTYPES, 0, "[tokens, cols] f32, bf16, i8"},
-            {"x_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, cols/32], with i8"},
+            {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_DTYPES, 0, "[tokens, cols] f32, bf16, i8, e4m3"},
+            {"x_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0,
+             "[tokens, cols/32] with i8, [ceil(cols/128), tokens] with e4m3"},
             W_ROWS("gate", -1),
             W_ROWS("up", RIDGE_MOE_GATE_UP_SWIGLU_GATE),
             {"ids", RIDGE_IN, 0, -1, RIDGE_TABLE, 1u << RIDGE_I32, 0, "[tokens, slots]"},
-            {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, X_DTYPES, 0, "[tokens, slots*rows] f32, bf16, i8"},
+            {"out", RIDGE_OUT, 0, -1, RIDGE_MATRIX, OUT_DTYPES, 0, "[tokens, slots*rows] f32, bf16, i8"},
             {"out_scales", RIDGE_OUT, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, slots*rows/32], with i8"},
             {"gate_bias", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[experts, rows]"},
             {"up_bias", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[experts, rows]"},
@@ -276,11 +298,11 @@ static void down_derive(ridge_call *call)
 
 static void down_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
-    const int64_t wide = times(call->dim[4], call->dim[1]), given = call->opt.moe_down.n_hc;
+    const int64_t given = call->opt.moe_down.n_hc;
     const int64_t n = given < 0 || given > RIDGE_MAX_HC ? 0 : given; /* what the rule will refuse, by its name */
 
     if (arg <= RIDGE_MOE_DOWN_X_SCALES)
-        ridge_set_extent(rows, cols, call->dim[0], arg ? wide / 32 : wide);
+        x_extent(call, arg, call->dim[4], rows, cols);
     else if (arg <= RIDGE_MOE_DOWN_W_SCALES)
         weight_extent(call, arg, rows, cols);
     else if (arg == RIDGE_MOE_DOWN_BIAS)
@@ -321,8 +343,9 @@ const ridge_op_row ridge_op_moe_down = {
     .args = 13,
     .arg =
         {
-            {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_DTYPES, 0, "[tokens, slots*cols] f32, bf16, i8"},
-            {"x_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0, "[tokens, slots*cols/32], with i8"},
+            {"x", RIDGE_IN, 0, -1, RIDGE_MATRIX, X_DTYPES, 0, "[tokens, slots*cols] f32, bf16, i8, e4m3"},
+            {"x_scales", RIDGE_IN, 1, -1, RIDGE_TABLE, F32, 0,
+             "[tokens, slots*cols/32] with i8, [ceil(cols/128), tokens*slots] with e4m3"},
             W_ROWS("w", -1),
             {"ids", RIDGE_IN, 0, -1, RIDGE_TABLE, 1u << RIDGE_I32, 0, "[tokens, slots]"},
             {"weights", RIDGE_IN, 0, -1, RIDGE_TABLE, F32, 0, "[tokens, slots]"},

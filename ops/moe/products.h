@@ -46,9 +46,10 @@ typedef struct moe_args {
     const float *x_scales;     /* of codes */
     int64_t x_stride, x_ld;    /* elements from here on; from token to token */
     int64_t x_slot, x_slot_ld; /* from slot to slot: 0 where the slots of a token share x */
+    int64_t x_block;           /* of e4m3: from 128 columns to the next, in x_scales */
     int64_t cols, rows;
     int32_t tokens, experts, slots;
-    int32_t form, x_bf16, down; /* form: the dtype of the weights */
+    int32_t form, x_bf16, x_fp8, down; /* form: the dtype of the weights */
     int32_t weights_const;
     const int32_t *ids;
     int64_t ids_stride;
@@ -87,7 +88,7 @@ static inline void moe_collect_down(const ridge_call *call, moe_args *p)
 
     p->down = 1;
     p->x_slot = p->cols;
-    p->x_slot_ld = p->cols / 32;
+    p->x_slot_ld = p->x_fp8 ? 1 : p->cols / 32;
     p->weight[0] = moe_weight_of(call, RIDGE_MOE_DOWN_W, RIDGE_MOE_DOWN_BIAS);
     p->weights = (const float *)arg[RIDGE_MOE_DOWN_WEIGHTS].data;
     p->weights_stride = arg[RIDGE_MOE_DOWN_WEIGHTS].stride;
@@ -126,7 +127,9 @@ static inline moe_args moe_args_of(const ridge_call *call)
     p.x_stride = arg[0].stride;
     p.x_bf16 = arg[0].dtype == RIDGE_BF16;
     p.x_scales = (const float *)arg[1].data;
-    p.x_ld = arg[1].stride;
+    p.x_fp8 = arg[0].dtype == RIDGE_E4M3;
+    p.x_ld = p.x_fp8 ? (down ? p.slots : 1) : arg[1].stride;
+    p.x_block = arg[1].stride;
     p.ids = (const int32_t *)arg[ids].data;
     p.ids_stride = arg[ids].stride;
     p.out = arg[out].data;
