@@ -1,7 +1,9 @@
 /* peers_ggml.c: the products of ggml (llama.cpp) on its CUDA or CPU backend, as records (bench/records) of the problems
  * that ridge has: q8_0_matmul, block_matmul, moe_gate_up_swiglu and moe_down. x is f32 and ggml quantises it in the
- * same graph; of moe_down it makes the products alone, without their weighted sum. On a CPU it has OMP_NUM_THREADS
- * threads, or one for each processor, and weights in the form into which it repacks them, where the type has one.
+ * same graph. moe_down is measured twice: the products alone (mul_mat_id), and with the nodes that llama.cpp adds for
+ * the weighted sum over slots and the residual (mul_mat_id+sum), which is what ridge's moe_down returns. On a CPU it
+ * has OMP_NUM_THREADS threads, or one for each processor, and weights in the form into which it repacks them, where the
+ * type has one.
  *
  *     cc -O2 bench/peers_ggml.c -I GGML/include -L LIB -lggml -lggml-base -lm -o peers_ggml
  *     ./peers_ggml LIB/libggml-cuda.so [OP [TOKENS [TYPE]]] >> FILE.csv
@@ -19,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST = 256, ROUNDS = 15, REPEATS = 4, CHUNK = 64 };
+enum { MOST = 256, NODES = 24 * MOST, ROUNDS = 15, REPEATS = 4, CHUNK = 64 };
 
 static double rotation = 280e6;
 
@@ -108,14 +110,31 @@ static int compare(const void *a, const void *b)
 struct built {
     struct ggml_context *ctx, *weights_ctx;
     struct ggml_cgraph *graph;
-    struct ggml_tensor *x, *ids[MOST], *weights[2 * MOST], *out;
-    int products, count; /* products, and tensors of weights */
+    struct ggml_tensor *x, *ids[MOST], *weights[2 * MOST], *out; /* out: the last product */
+    struct ggml_tensor *slots, *residual;                        /* of sums: weights of the slots */
+    int products, count;                                         /* products, and tensors of weights */
 };
 
-static void build(struct built *b, const struct problem *p, int64_t tokens)
+/* The nodes of llama.cpp behind a product of moe_down. */
+static void build_sum(struct built *b, const struct problem *p)
 {
-    struct ggml_init_params params = {ggml_tensor_overhead() * 8 * MOST + ggml_graph_overhead_custom(8 * MOST, false),
-                                      NULL, true};
+    struct ggml_tensor *all = ggml_mul(b->ctx, b->out, b->slots), *slot[16] = {NULL}, *sum;
+
+    for (int i = 0; i < p->slots; i++) {
+        slot[i] = ggml_view_2d(b->ctx, all, all->ne[0], all->ne[2], all->nb[2], (size_t)i * all->nb[1]);
+        ggml_build_forward_expand(b->graph, slot[i]);
+    }
+    sum = slot[0];
+    for (int i = 1; i < p->slots; i++)
+        sum = ggml_add(b->ctx, sum, slot[i]);
+    ggml_build_forward_expand(b->graph, sum);
+    ggml_build_forward_expand(b->graph, ggml_add(b->ctx, sum, b->residual));
+}
+
+static void build(struct built *b, const struct problem *p, int64_t tokens, int sums)
+{
+    struct ggml_init_params params = {ggml_tensor_overhead() * NODES + ggml_graph_overhead_custom(NODES, false), NULL,
+                                      true};
     int gate_up = !strcmp(p->op, "moe_gate_up_swiglu"), down = !strcmp(p->op, "moe_down");
     double bytes = (double)ggml_row_size(p->type, p->cols) * (double)p->rows;
     int64_t active = p->experts ? p->slots * tokens : 1;
@@ -125,12 +144,14 @@ static void build(struct built *b, const struct problem *p, int64_t tokens)
     memset(b, 0, sizeof(*b));
     b->ctx = must(ggml_init(params));
     b->weights_ctx = must(ggml_init(params));
-    b->graph = must(ggml_new_graph_custom(b->ctx, 8 * MOST, false));
+    b->graph = must(ggml_new_graph_custom(b->ctx, NODES, false));
     b->products = (int)(rotation / (bytes * (double)active * (gate_up ? 2 : 1))) + 2;
     if (b->products > MOST)
         b->products = MOST;
     b->x = p->experts ? ggml_new_tensor_3d(b->ctx, GGML_TYPE_F32, p->cols, down ? p->slots : 1, tokens)
                       : ggml_new_tensor_2d(b->ctx, GGML_TYPE_F32, p->cols, tokens);
+    b->slots = sums ? ggml_new_tensor_3d(b->ctx, GGML_TYPE_F32, 1, p->slots, tokens) : NULL;
+    b->residual = sums ? ggml_new_tensor_2d(b->ctx, GGML_TYPE_F32, p->rows, tokens) : NULL;
     for (int i = 0; i < b->products; i++) {
         struct ggml_tensor *out;
 
@@ -149,6 +170,8 @@ static void build(struct built *b, const struct problem *p, int64_t tokens)
         }
         ggml_build_forward_expand(b->graph, out);
         b->out = out;
+        if (sums)
+            build_sum(b, p);
     }
 }
 
@@ -163,6 +186,18 @@ static void fill_ids(struct built *b, const struct problem *p, int64_t tokens)
         ggml_backend_tensor_set(b->ids[i], ids, 0, ggml_nbytes(b->ids[i]));
     }
     free(ids);
+}
+
+static void fill_sums(struct built *b)
+{
+    size_t bytes = ggml_nbytes(b->residual);
+    float *values = must(malloc(bytes + ggml_nbytes(b->slots)));
+
+    for (size_t i = 0; i < (bytes + ggml_nbytes(b->slots)) / sizeof(float); i++)
+        values[i] = 0.125f;
+    ggml_backend_tensor_set(b->residual, values, 0, bytes);
+    ggml_backend_tensor_set(b->slots, values, 0, ggml_nbytes(b->slots));
+    free(values);
 }
 
 /* Results whose row is a first row of CHUNK (all of these rows are the same), of the first token. */
@@ -202,7 +237,7 @@ static ggml_backend_buffer_type_t weights_memory(ggml_backend_t backend, struct 
     return ggml_backend_get_default_buffer_type(backend);
 }
 
-static void measure(ggml_backend_t backend, const struct problem *p, int64_t tokens)
+static void measure(ggml_backend_t backend, const struct problem *p, int64_t tokens, int sums)
 {
     struct built b;
     double times[ROUNDS];
@@ -210,7 +245,7 @@ static void measure(ggml_backend_t backend, const struct problem *p, int64_t tok
     time_t stamp = time(NULL);
     uint32_t state = 3;
 
-    build(&b, p, tokens);
+    build(&b, p, tokens, sums);
     ggml_backend_buffer_t weights =
         must(ggml_backend_alloc_ctx_tensors_from_buft(b.weights_ctx, weights_memory(backend, &b)));
     ggml_backend_buffer_t buffer = must(ggml_backend_alloc_ctx_tensors(b.ctx, backend));
@@ -224,6 +259,8 @@ static void measure(ggml_backend_t backend, const struct problem *p, int64_t tok
     ggml_backend_tensor_set(b.x, x, 0, ggml_nbytes(b.x));
     if (p->experts)
         fill_ids(&b, p, tokens);
+    if (sums)
+        fill_sums(&b);
     for (int round = -3; round < ROUNDS; round++) {
         ggml_backend_graph_compute(backend, b.graph);
         double begin = now();
@@ -246,9 +283,13 @@ static void measure(ggml_backend_t backend, const struct problem *p, int64_t tok
            (long long)p->rows);
     if (p->experts)
         printf(" experts=%lld slots=%lld", (long long)p->experts, (long long)p->slots);
-    printf(" x=f32 w=%s out=f32,ggml,%s,%.6g,%.6g,%.6g,%.6g,%.6g,,%.3g,\n", ggml_type_name(p->type),
-           p->experts ? "mul_mat_id" : "mul_mat", us, times[ROUNDS / 5], times[ROUNDS - 1 - ROUNDS / 5],
-           flops / us * 1e-6, bytes / us * 1e-3, error(&b, p, x, first));
+    printf(" x=f32 w=%s out=f32%s,ggml,%s,%.6g,%.6g,%.6g,%.6g,%.6g,,%.3g,\n", ggml_type_name(p->type),
+           sums ? " residual=1" : "",
+           sums         ? "mul_mat_id+sum"
+           : p->experts ? "mul_mat_id"
+                        : "mul_mat",
+           us, times[ROUNDS / 5], times[ROUNDS - 1 - ROUNDS / 5], flops / us * 1e-6, bytes / us * 1e-3,
+           error(&b, p, x, first));
     fflush(stdout);
     free(x), free(first);
     ggml_backend_buffer_free(buffer);
@@ -284,11 +325,12 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof(dense) / sizeof(*dense); i++)
         for (int j = 0; j < (strcmp(dense[i].op, "q8_0_matmul") ? 2 : 3); j++)
             if (wanted(argv, &dense[i], tokens[j]))
-                measure(backend, &dense[i], tokens[j]);
+                measure(backend, &dense[i], tokens[j], 0);
     for (size_t i = 0; i < sizeof(experts) / sizeof(*experts); i++)
         for (int j = 0; j < 2; j++)
-            if (wanted(argv, &experts[i], tokens[j]))
-                measure(backend, &experts[i], tokens[j]);
+            for (int sums = 0; sums <= !strcmp(experts[i].op, "moe_down"); sums++)
+                if (wanted(argv, &experts[i], tokens[j]))
+                    measure(backend, &experts[i], tokens[j], sums);
     ggml_backend_free(backend);
     return 0;
 }
