@@ -1,23 +1,31 @@
 /* floats.cu: moe_gate_up_swiglu and moe_down with weights in bf16 or e4m3 and x in bf16, sm_80 up.
  *
- * An entry of the list (list.cuh) has one pair. (pairs.cu is for experts with more.) A warp computes an item: eight
+ * An entry of the list (single.cuh) has one pair. (pairs.cu is for experts with more.) A warp computes an item: eight
  * rows of an entry, of gate_up four of gate and four of up. Lane i has the chains 8 i .. 8 i + 7 (products.h) of each
  * row. A warp copies SPAN bytes of each row, and the scales of e4m3, into a stage of its own in shared memory, STAGES
  * ahead and from one item into the next; no other warp reads them, so there is no barrier but __syncwarp. All of x lies
- * in shared memory too where it fits (LOCAL), else what a span needs of it comes with the span: a load of x from global
- * memory, even from L1, would wait for copies that were requested before it.
+ * in shared memory too where it is small (LOCAL), else what a span needs of it comes with the span: a load of x from
+ * global memory, even from L1, would wait for copies that were requested before it.
  *
  *     gate_up  items are dealt out to CTAs one by one, and a CTA's to its warps
- *     down     a CTA has whole tiles of rows, whose items (one an entry) its warps share out; the results of `batch`
- *              tiles wait in shared memory, then all threads add the slots. The results have two buffers, so that one
- *              barrier a batch orders the writes before the reads, and those before the next but one batch's writes.
- *              Constant weights are requested before the kernels before have ended, by the ids as they are then: a
- *              router has long written them. If they have changed, all begins again */
+ *     down     a CTA has whole tiles of rows, whose items (one an entry) its warps share out; the results of a batch
+ *              of tiles wait in shared memory, then all threads add the slots. The results have two buffers, so that
+ * one barrier a batch orders the writes before the reads, and those before the next but one batch's writes. Constant
+ * weights are requested before the kernels before have ended, by the ids as they are then: a router has long written
+ * them. If they have changed, all begins again */
 #include "args.cuh"
-#include "list.cuh"
+#include "single.cuh"
 
 enum { VALUES = 8, SPAN = 512, SCALES = SPAN / 128, WARPS = 12, STAGES = 3 };
+enum { X = 64 << 10, SHARED_OF_TWO = 113 << 10 }; /* bytes of x at most; of a CTA, two of which fit a multiprocessor */
 
+/* Threads for which registers are allotted: 128 a thread on Hopper where x is LOCAL, so that two CTAs of eight warps
+ * fit a multiprocessor. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define BOUND(local) ((local) ? 512 : 32 * WARPS)
+#else
+#define BOUND(local) (32 * WARPS)
+#endif
 #define SUBS(down) ((down) ? 1 : 2)
 #define ROWS(down) (VALUES / SUBS(down)) /* of a matrix */
 /* A stage: SPAN bytes of each row, [matrix][scale] of e4m3, x unless it is LOCAL. */
@@ -26,59 +34,37 @@ enum { VALUES = 8, SPAN = 512, SCALES = SPAN / 128, WARPS = 12, STAGES = 3 };
 
 typedef struct floats_args {
     moe_args p;
-    int steps, tiles, batch; /* of 256 columns; of rows; of tiles */
-    uint32_t at_x, at_ring;
+    int steps; /* of 256 columns */
+    moe_tiles tiles;
+    uint32_t at_results, at_x, at_ring;
 } floats_args;
-
-typedef struct float_item {
-    int number; /* of the CTA, or beyond its last */
-    int entry, tile;
-} float_item;
 
 /* The next span to copy. */
 template <int DOWN> struct float_loader {
-    float_item at;
+    moe_walk at;
     int left, last; /* bytes of the rows, 0: there is no item; rows of the tile behind its first */
     const char *from[SUBS(DOWN)];
     const float *scale; /* the one that this lane copies, of lanes below SCALES for each matrix */
     const char *x;      /* this lane's first 16 bytes, unless it is LOCAL */
 };
 
-/* ------------------------------------------------------------------------------------------------------------ items */
-
-/* Sets entry and tile of an item by its number; false: there is none. */
-template <int DOWN>
-static __device__ __forceinline__ bool find_item(const floats_args &a, const moe_list *list, float_item *at)
-{
-    const int first = (int)blockIdx.x, step = (int)gridDim.x, entries = list->entries;
-
-    if (entries == 0)
-        return false;
-    if (DOWN) {
-        const int tile = at->number / entries;
-
-        at->entry = at->number - tile * entries;
-        at->tile = first + tile * step;
-        return at->tile < a.tiles;
-    }
-    at->entry = (first + at->number * step) / a.tiles;
-    at->tile = first + at->number * step - at->entry * a.tiles;
-    return at->entry < entries;
-}
+/* ---------------------------------------------------------------------------------------------------------- weights */
 
 template <int FORM, int DOWN, int LOCAL>
-static __device__ __forceinline__ void seek_item(const floats_args &a, const moe_list *list, float_loader<DOWN> *l)
+static __device__ __forceinline__ void seek_item(const floats_args &a, const moe_pairs *list, float_loader<DOWN> *l)
 {
     enum { SIZE = FORM == RIDGE_BF16 ? 2 : 1 };
     const int lane = threadIdx.x % 32;
     int64_t expert;
     int row;
 
+    const moe_item item = moe_item_of<DOWN>(a.tiles, l->at);
+
     l->left = 0;
-    if (!find_item<DOWN>(a, list, &l->at))
+    if (item.entry >= list->entries)
         return;
-    row = l->at.tile * ROWS(DOWN);
-    expert = list->expert[l->at.entry];
+    row = moe_tile<DOWN>(a.tiles, l->at, item) * ROWS(DOWN);
+    expert = list->of[item.entry].expert;
     l->left = (int)a.p.cols * SIZE;
     l->last = (int)a.p.rows - 1 - row;
 #pragma unroll
@@ -91,7 +77,7 @@ static __device__ __forceinline__ void seek_item(const floats_args &a, const moe
         l->scale = (const float *)scales + row / 128 * ((a.p.cols + 127) / 128) + lane % SCALES;
     }
     if (!LOCAL) {
-        const int pair = list->pair[l->at.entry][0], token = pair / a.p.slots, slot = pair - token * a.p.slots;
+        const int pair = list->of[item.entry].pair, token = pair / a.p.slots, slot = pair - token * a.p.slots;
 
         l->x = a.p.x + (token * a.p.x_stride + slot * a.p.x_slot) * 2 + lane * 16;
     }
@@ -99,7 +85,7 @@ static __device__ __forceinline__ void seek_item(const floats_args &a, const moe
 
 /* Copies a span of each row into a stage and advances. A row behind the last is the last one again. */
 template <int FORM, int DOWN, int LOCAL>
-static __device__ __forceinline__ void copy_span(const floats_args &a, const moe_list *list, float_loader<DOWN> *l,
+static __device__ __forceinline__ void copy_span(const floats_args &a, const moe_pairs *list, float_loader<DOWN> *l,
                                                  uint32_t stage)
 {
     enum { SIZE = FORM == RIDGE_BF16 ? 2 : 1, X_SPAN = 2 / SIZE * SPAN };
@@ -129,7 +115,7 @@ static __device__ __forceinline__ void copy_span(const floats_args &a, const moe
             l->from[s] += SPAN;
         l->left -= SPAN;
         if (l->left <= 0) {
-            l->at.number += (int)blockDim.x / 32;
+            moe_advance<DOWN>(list, a.tiles, (int)threadIdx.x / 32, (int)blockDim.x / 32, &l->at);
             seek_item<FORM, DOWN, LOCAL>(a, list, l);
         }
     }
@@ -156,10 +142,10 @@ template <int DOWN> static __device__ __forceinline__ void copy_x(const floats_a
 
 /* Where all of x has that of an entry's pair. */
 template <int DOWN>
-static __device__ __forceinline__ const char *local_x(const floats_args &a, const moe_list *list, int entry,
+static __device__ __forceinline__ const char *local_x(const floats_args &a, const moe_pairs *list, int entry,
                                                       const char *x)
 {
-    const int pair = list->pair[entry][0];
+    const int pair = list->of[entry].pair;
 
     return x + (DOWN ? pair : pair / a.p.slots) * ((int)a.p.cols * 2);
 }
@@ -233,18 +219,18 @@ static __device__ __forceinline__ float add_chains(const float (*chain)[8])
 /* Lanes below 8 have a value each. gate_up: stores the results; down: leaves them at results[tile of the batch][pair]
  * [row]. */
 template <int DOWN>
-static __device__ __forceinline__ void finish_item(const floats_args &a, const moe_list *list, float_item at,
+static __device__ __forceinline__ void finish_item(const floats_args &a, const moe_pairs *list, moe_item at, int tile,
                                                    float *results, const float (*chain)[8])
 {
     enum { R = ROWS(DOWN) };
     const moe_args &p = a.p;
     const int lane = threadIdx.x % 32, value = (lane & 1) * 4 + (lane & 2) + (lane >> 2 & 1);
-    const int sub = DOWN ? 0 : lane & 1, row = at.tile * R + value % R, pair = list->pair[at.entry][0];
+    const int sub = DOWN ? 0 : lane & 1, row = tile * R + value % R, pair = list->of[at.entry].pair;
     const bool there = lane < VALUES && row < p.rows;
     float y = add_chains(chain);
 
     if (there)
-        y = moe_bias(p.weight[sub], list->expert[at.entry], row, y);
+        y = moe_bias(p.weight[sub], list->of[at.entry].expert, row, y);
     if (DOWN) {
         if (there)
             results[pair * R + value % R] = y;
@@ -261,24 +247,24 @@ static __device__ __forceinline__ void finish_item(const floats_args &a, const m
 /* ---------------------------------------------------------------------------------------------------------- results */
 
 /* down: a thread has a row of a token. */
-static __device__ __forceinline__ void store_sums(const floats_args &a, const moe_list *list, int first, int tiles,
+static __device__ __forceinline__ void store_sums(const floats_args &a, const moe_pairs *list, moe_walk batch,
                                                   const float *results)
 {
     enum { R = ROWS(1) };
     const moe_args &p = a.p;
-    const int pairs = p.tokens * p.slots;
+    const int pairs = p.tokens * p.slots, tiles = min(moe_tiles_left(a.tiles, batch), a.tiles.batch);
 
     for (int i = threadIdx.x; i < tiles * p.tokens * R; i += (int)blockDim.x) {
         const int r = i % R, token = i / R % p.tokens, tile = i / R / p.tokens;
-        const int row = (int)(blockIdx.x + (first + tile) * gridDim.x) * R + r;
+        const int row = moe_tile<1>(a.tiles, batch, {0, tile}) * R + r;
         const float *const from = results + (tile * pairs + token * p.slots) * R + r;
         float sum = 0.0f;
 
         if (row >= p.rows)
             continue;
         for (int slot = 0; slot < p.slots; slot++)
-            if (((const int *)list->ids)[token * p.slots + slot] >= 0)
-                sum = __fmaf_rn(list->weight[token * p.slots + slot], from[slot * R], sum);
+            if (list->of[token * p.slots + slot].id >= 0)
+                sum = __fmaf_rn(list->of[token * p.slots + slot].weight, from[slot * R], sum);
         moe_store_sum(p, token, row, sum);
     }
 }
@@ -287,7 +273,7 @@ static __device__ __forceinline__ void store_sums(const floats_args &a, const mo
 
 /* An item, its spans from stage *stage of the ring on. x: all of it, if it is LOCAL. */
 template <int FORM, int DOWN, int LOCAL>
-static __device__ __forceinline__ void add_item(const floats_args &a, const moe_list *list, const float_item &at,
+static __device__ __forceinline__ void add_item(const floats_args &a, const moe_pairs *list, const moe_item &at,
                                                 float_loader<DOWN> *l, const char *x, const char *ring, int *stage,
                                                 float (*chain)[8])
 {
@@ -320,78 +306,89 @@ static __device__ __forceinline__ void add_item(const floats_args &a, const moe_
     }
 }
 
-/* Makes the list and requests what there is to request: the first span, x, then other spans. */
+/* Makes the list and requests what there is to request: the first span, x, then other spans. The first item, and how
+ * far it is to the next. */
 template <int FORM, int DOWN, int LOCAL>
-static __device__ __forceinline__ void begin(const floats_args &a, moe_list *list, const char *x, const char *ring,
-                                             float_loader<DOWN> *l)
+static __device__ __forceinline__ moe_walk begin(const floats_args &a, moe_pairs *list, const char *x, const char *ring,
+                                                 float_loader<DOWN> *l)
 {
-    for (bool early = DOWN && LOCAL && a.p.weights_const;; early = false) {
+    moe_walk first;
+
+#pragma unroll 1
+    for (int early = DOWN && LOCAL && a.p.weights_const; early >= 0; early--) {
         if (!early) {
             ptx_grid_dependency_wait();
             if (LOCAL)
                 copy_x<DOWN>(a, ptx_shared(x));
+            if (DOWN && LOCAL && a.p.weights_const) {
+                if (moe_pairs_hold(a.p, list))
+                    break;
+                mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stage is written again */
+            }
         }
-        if (a.p.tokens == 1)
-            moe_make_list_1(a.p, moe_load_id_1(a.p), list);
-        else
-            moe_make_list(a.p, list, 1);
-        l->at.number = (int)threadIdx.x / 32;
+        moe_make_pairs(a.p, list);
+        first = l->at = moe_begin<DOWN>(list, a.tiles, (int)threadIdx.x / 32);
         seek_item<FORM, DOWN, LOCAL>(a, list, l);
         copy_span<FORM, DOWN, LOCAL>(a, list, l, ptx_shared(ring));
-        if (!early)
-            break;
-        ptx_grid_dependency_wait();
-        if (moe_list_holds(a.p, list)) {
-            if (LOCAL)
-                copy_x<DOWN>(a, ptx_shared(x));
-            break;
-        }
-        mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stage is written again */
     }
+    ptx_launch_dependents();
     for (int i = 1; i < STAGES; i++)
         copy_span<FORM, DOWN, LOCAL>(a, list, l, ptx_shared(ring + i * STAGE(FORM, LOCAL)));
-    if (DOWN)
-        moe_keep_weights(a.p, list);
+    return first;
+}
+
+/* gate_up: slots without an expert, which no entry stores. */
+static __device__ __forceinline__ void store_rest(const moe_args &p, const moe_pairs *list)
+{
+    const int threads = (int)(gridDim.x * blockDim.x);
+
+    if (list->entries == p.tokens * p.slots)
+        return;
+    for (int pair = 0; pair < p.tokens * p.slots; pair++)
+        if (list->of[pair].id < 0)
+            for (int row = (int)(blockIdx.x * blockDim.x + threadIdx.x); row < p.rows; row += threads)
+                moe_store(p, pair / p.slots * p.out_stride + pair % p.slots * p.rows + row, 0.0f);
 }
 
 template <int FORM, int DOWN, int LOCAL>
-static __global__ void __launch_bounds__(32 * WARPS, 1) moe_floats(const __grid_constant__ floats_args a)
+static __global__ void __launch_bounds__(BOUND(LOCAL), 1) moe_floats(const __grid_constant__ floats_args a)
 {
     enum { R = ROWS(DOWN) };
     extern __shared__ __align__(128) char memory[];
-    moe_list *const list = (moe_list *)memory;
+    moe_pairs *const list = (moe_pairs *)memory;
     const int pairs = a.p.tokens * a.p.slots;
-    const int mine = DOWN ? (a.tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x : 1; /* tiles */
     const char *const ring = memory + a.at_ring + threadIdx.x / 32 * (STAGES * STAGE(FORM, LOCAL));
     const char *const x = memory + a.at_x;
-    float_item at = {(int)threadIdx.x / 32};
     float_loader<DOWN> l;
+    moe_walk at = begin<FORM, DOWN, LOCAL>(a, list, x, ring, &l);
     int stage = 0;
 
-    begin<FORM, DOWN, LOCAL>(a, list, x, ring, &l);
-    ptx_launch_dependents(); /* behind the first copies, which it would delay */
-    if (!DOWN)
-        moe_store_rest(a.p, list);
+    if (DOWN)
+        moe_keep_pair_weights(a.p, list);
+    else
+        store_rest(a.p, list);
     if (LOCAL) {
         mma_copy_wait_for<STAGES - 1>();
         __syncthreads(); /* x is there, of which every thread has copied some */
     }
-    for (int first = 0; first < mine; first += DOWN ? a.batch : 1) {
-        float *const results = (float *)(memory + sizeof *list) + (first / a.batch & 1) * a.batch * pairs * R;
+    for (moe_walk batch = {}; !DOWN || moe_tiles_left(a.tiles, batch) > 0; batch.first += a.tiles.batch) {
+        float *const results = (float *)(memory + a.at_results) + (batch.first & a.tiles.batch) * pairs * R;
 
-        for (;
-             find_item<DOWN>(a, list, &at) && (!DOWN || at.tile < (int)blockIdx.x + (first + a.batch) * (int)gridDim.x);
-             at.number += (int)blockDim.x / 32) {
-            const int tile = DOWN ? (at.tile - (int)blockIdx.x) / (int)gridDim.x - first : 0;
+        while (!DOWN || at.first == batch.first) {
+            const moe_item item = moe_item_of<DOWN>(a.tiles, at);
             float chain[VALUES][8] = {};
 
-            add_item<FORM, DOWN, LOCAL>(a, list, at, &l, x, ring, &stage, chain);
-            finish_item<DOWN>(a, list, at, results + tile * pairs * R, chain);
+            if (item.entry >= list->entries)
+                break;
+            add_item<FORM, DOWN, LOCAL>(a, list, item, &l, x, ring, &stage, chain);
+            finish_item<DOWN>(a, list, item, moe_tile<DOWN>(a.tiles, at, item),
+                              results + (DOWN ? item.tile : 0) * pairs * R, chain);
+            moe_advance<DOWN>(list, a.tiles, (int)threadIdx.x / 32, (int)blockDim.x / 32, &at);
         }
-        if (DOWN) {
-            __syncthreads();
-            store_sums(a, list, first, min(a.batch, mine - first), results);
-        }
+        if (!DOWN)
+            return;
+        __syncthreads();
+        store_sums(a, list, batch, results);
     }
 }
 
@@ -417,25 +414,43 @@ static ridge_status prepare(const ridge_device *device)
 }
 
 typedef struct float_plan {
-    int local, warps, batch; /* tiles of down whose slots are added together: 16 KB of results */
-    int64_t at_x, at_ring, bytes;
+    int local, warps;
+    moe_tiles tiles;
+    int64_t at_results, at_x, at_ring, bytes;
 } float_plan;
 
-/* With x in shared memory if that leaves room for the stages of ten warps at least; else without; else with fewer. */
-static float_plan plan(const ridge_device *device, bool down, const int64_t *dim)
+static void lay_out(bool down, const int64_t *dim, int warps, int local, float_plan *p)
+{
+    const int64_t pairs = dim[0] * dim[4], x = dim[0] * (down ? dim[4] : 1) * dim[1] * 2;
+
+    p->local = local;
+    p->warps = warps;
+    p->at_results = moe_pairs_bytes(pairs);
+    p->at_x = ridge_round_up(p->at_results + (down ? 2 * p->tiles.batch * pairs * VALUES * 4 : 0), 128);
+    p->at_ring = p->at_x + (local ? ridge_round_up(x, 128) : 0);
+    p->bytes = p->at_ring + (int64_t)warps * STAGES * STAGE(RIDGE_E4M3, local);
+}
+
+/* With x in shared memory if it is small and leaves room for the stages of ten warps at least; else without; else with
+ * fewer. Few products of down in e4m3: with little enough memory that the next kernel's CTA fits beside this one and
+ * asks for its weights (bf16 is slower so). Shapes alone decide. */
+static float_plan plan(const ridge_device *device, int form, bool down, const int64_t *dim)
 {
     static const int warps[] = {WARPS, 10, WARPS, 8, 4};
-    const int64_t pairs = dim[0] * dim[4], x = dim[0] * (down ? dim[4] : 1) * dim[1] * 2;
+    const int64_t pairs = dim[0] * dim[4];
     float_plan p = {};
 
-    p.batch = (int)ridge_max(1, 256 / pairs);
-    p.at_x = ridge_round_up(
-        (int64_t)sizeof(moe_list) + (down ? 2 * p.batch * pairs * VALUES * (int64_t)sizeof(float) : 0), 128);
-    for (int i = 0; i < 5; i++) {
-        p.local = i < 2;
-        p.warps = warps[i];
-        p.at_ring = p.at_x + (p.local ? ridge_round_up(x, 128) : 0);
-        p.bytes = p.at_ring + (int64_t)p.warps * STAGES * STAGE(RIDGE_E4M3, p.local);
+    p.tiles.all = (int)ridge_ceil_div(dim[2], VALUES / (down ? 1 : 2));
+    p.tiles.each = (int)ridge_ceil_div(p.tiles.all, device->units);
+    for (p.tiles.batch = 1; p.tiles.batch < p.tiles.each && 2 * p.tiles.batch * pairs <= 256;)
+        p.tiles.batch *= 2;
+    if (device->arch == RIDGE_ARCH_SM90 && form == RIDGE_E4M3 && down && pairs * p.tiles.each <= 16) {
+        lay_out(down, dim, 8, 1, &p);
+        if (p.bytes <= SHARED_OF_TWO)
+            return p;
+    }
+    for (int i = dim[0] * (down ? dim[4] : 1) * dim[1] * 2 <= X ? 0 : 2; i < 5; i++) {
+        lay_out(down, dim, warps[i], i < 2, &p);
         if (p.bytes <= host_max_shared(device))
             return p;
     }
@@ -447,7 +462,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
                            size_t, void *stream)
 {
     const bool down = bound->call.op == RIDGE_MOE_DOWN;
-    const float_plan f = plan(device, down, bound->call.dim);
+    const float_plan f = plan(device, (int)bound->call.arg[2].dtype, down, bound->call.dim);
     floats_args a = {};
     int64_t most;
 
@@ -455,11 +470,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (a.p.tokens == 0 || a.p.rows == 0)
         return RIDGE_OK;
     a.steps = (int)ridge_ceil_div(a.p.cols, MOE_CHAINS);
-    a.tiles = (int)ridge_ceil_div(a.p.rows, VALUES / (down ? 1 : 2));
-    a.batch = f.batch;
+    a.tiles = f.tiles;
+    a.at_results = (uint32_t)f.at_results;
     a.at_x = (uint32_t)f.at_x;
     a.at_ring = (uint32_t)f.at_ring;
-    most = a.tiles * (down ? 1 : (int64_t)a.p.tokens * a.p.slots);
+    most = down ? ridge_ceil_div(f.tiles.all, f.tiles.each) : (int64_t)f.tiles.all * a.p.tokens * a.p.slots;
     return host_launch_shared(device, kernel->name, functions[f.local][(a.p.form == RIDGE_E4M3) * 2 + down],
                               dim3((unsigned)ridge_min(most, device->units)), 32 * f.warps, (size_t)f.bytes, &a,
                               stream);
@@ -488,8 +503,9 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
 
     if (why)
         return why;
-    return plan(device, problem->op == RIDGE_MOE_DOWN, problem->dim).bytes == INT64_MAX ? "shared memory is too small"
-                                                                                        : NULL;
+    return plan(device, (int)problem->dtype[2], problem->op == RIDGE_MOE_DOWN, problem->dim).bytes == INT64_MAX
+               ? "shared memory is too small"
+               : NULL;
 }
 
 /* The weights of an expert for each pair, from L2 where pairs share it. */
