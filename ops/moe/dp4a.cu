@@ -1,242 +1,234 @@
 /* dp4a.cu: moe_gate_up_swiglu and moe_down from planes of Q8_0 where few pairs of a token and a slot share an expert,
- * sm_80 up: an entry of the list (list.cuh) has one pair.
+ * sm_80 up: an entry of the list (single.cuh) has one pair.
  *
- * A warp computes an item: eight rows of an entry, in steps of 512 columns. It copies a step, 512 codes and 16 scales
- * of each row, into one of two stages of its own in shared memory, and from one item into the next; no other warp reads
- * them, so there is no barrier but __syncwarp. x of all tokens lies in shared memory too, with zeros behind its last
- * column. Lane 16 h + b has block b of the step, of the rows 2 j + h: its dot by dp4a. Four lanes have a run of four
- * blocks, of partition b / 4, or b / 4 + 4 in every other step (src/math/q8_0.h): the sum goes round these lanes, one
- * block a turn.
+ * A warp computes an item: eight rows of an entry, in steps of 1024 columns. Lane b has block b of the step, of all
+ * eight rows: its dots by dp4a. Four lanes have a run of four blocks, of partition lane / 4 (src/math/q8_0.h): the sum
+ * goes round these lanes, one block a turn. A warp has one stage of its own in shared memory, codes and scales of a
+ * step, and asks for the next one, of the next item too, as soon as the dots are in registers; no other warp reads it,
+ * so there is no barrier but __syncwarp. x of all tokens lies in shared memory too.
  *
  *     gate_up  a team of eight warps has 32 rows of an entry, of gate and of up: an item a warp. They become a block of
- *              codes. The results have two buffers, so that the barrier between writes and reads of one also orders
- *              the reads before its next writes
- *     down     a CTA has tiles of 8, 16, ... rows of all entries, whose items its warps share out; then all threads add
- *              the slots. Constant weights are requested before the kernels before have ended, by the ids as they are
- *              then: a router has long written them. If they have changed, all begins again */
+ *              codes, which the warps store in turns. The results have two buffers, so that the barrier between writes
+ *              and reads of one also orders the reads before its next writes
+ *     down     a CTA has tiles of eight rows, whose items (one an entry) its warps share out; the results of a batch of
+ *              tiles wait in shared memory, then all threads add the slots. Two buffers again. Constant weights are
+ *              requested before the kernels before have ended, by the ids as they are then: a router has long written
+ *              them. If they have changed, all begins again. With one token two CTAs fit a multiprocessor, so that the
+ *              next kernel's can do so while this one computes */
 #include "args.cuh"
-#include "list.cuh"
+#include "single.cuh"
 
-enum { ROWS = 8, STEP = 512, STAGES = 2, TEAM = 8, TILE = 32, MOST_WARPS = 16 };
-enum { SCALES = STEP / 32 * 2, STAGE = ROWS * (STEP + SCALES) }; /* bytes */
+enum { ROWS = 8, HALF = 4, STEP = 1024, TEAM = 8, TILE = 32, MOST_WARPS = 16 };
+enum { PIECES = STEP / 512 }; /* of 512 bytes, 16 a lane */
+enum { RESULTS = 8 << 10 };   /* bytes of a batch of down */
+
+/* Threads for which registers are allotted: of down 64 registers a thread on Hopper, so that two CTAs fit a
+ * multiprocessor. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define BOUND(down) ((down) ? 64 * MOST_WARPS : 32 * MOST_WARPS)
+#else
+#define BOUND(down) (32 * MOST_WARPS)
+#endif
 
 typedef struct dp4a_args {
     moe_args p;
-    int warps, steps, blocks; /* of a CTA; of a row */
-    int tiles, groups;        /* of 32 rows of gate_up, of 8 `groups` rows of down; 1, 2, 4, .. */
+    int warps, blocks; /* of a CTA; of a row */
+    moe_tiles tiles;   /* of 32 rows of gate_up, of 8 of down */
+    int pitch;         /* of a row in a stage */
     uint32_t at_x, at_scales, at_ring, at_results;
 } dp4a_args;
 
-/* A warp's items, one after another. gate_up: tile counts the tiles of all entries; the item is the warp's in its
- * team, four of gate and four of up. down: the item is one of its tile. */
-typedef struct item_pos {
-    int tile, item;
-} item_pos;
+/* The number of this warp, or its team, in the CTA. */
+#define UNIT(down) ((int)threadIdx.x / ((down) ? 32 : 32 * TEAM))
 
-/* Where an item's weights are. */
-typedef struct item_rows {
-    int entry, sub, row;
-} item_rows;
+/* This warp's stage. The thread's number is read again wherever it is asked for: in a register, it would spill others.
+ */
+static __device__ __forceinline__ const char *stage_of(const dp4a_args &a, const char *memory)
+{
+    int thread = (int)threadIdx.x;
 
-/* The next step to copy. */
+    asm volatile("" : "+r"(thread));
+    return memory + a.at_ring + thread / 32 * (ROWS * (a.pitch + STEP / 16));
+}
+
+/* What is copied next: the rest of the item at `at`. */
 typedef struct dp4a_loader {
-    item_pos at;
-    int step, last; /* steps: none is left; rows behind the first that the matrix has */
+    moe_walk at;
+    int left; /* columns, a multiple of 64, and the rows behind the first that the matrix has, 7 at most */
     const char *codes;
-    const uint8_t *scales; /* from blocks 2 (lane % 8) on */
+    const uint8_t *scales;
 } dp4a_loader;
-
-/* ------------------------------------------------------------------------------------------------------------ items */
-
-static __device__ __forceinline__ item_pos begin(const dp4a_args &a)
-{
-    const int warp = threadIdx.x / 32;
-
-    return a.p.down ? item_pos{(int)blockIdx.x, warp}
-                    : item_pos{(int)blockIdx.x + warp / TEAM * (int)gridDim.x, warp % TEAM};
-}
-
-/* Goes to the next position that is one of an item; false: there is none. */
-static __device__ __forceinline__ bool find(const dp4a_args &a, const moe_list *list, item_pos *at)
-{
-    const int warp = threadIdx.x / 32, items = a.groups * list->entries; /* of a tile of down */
-
-    if (!a.p.down)
-        return at->tile < a.tiles * list->entries;
-    if (warp >= items)
-        return false;
-    for (; at->item >= items; at->tile += (int)gridDim.x)
-        at->item = warp;
-    return at->tile < a.tiles;
-}
-
-static __device__ __forceinline__ void advance(const dp4a_args &a, item_pos *at)
-{
-    if (a.p.down)
-        at->item += a.warps;
-    else
-        at->tile += a.warps / TEAM * (int)gridDim.x;
-}
-
-static __device__ __forceinline__ item_rows rows_of(const dp4a_args &a, item_pos at)
-{
-    if (a.p.down)
-        return {at.item / a.groups, 0, (at.tile * a.groups + at.item % a.groups) * ROWS};
-    return {at.tile / a.tiles, at.item / 4, at.tile % a.tiles * TILE + at.item % 4 * ROWS};
-}
 
 /* ---------------------------------------------------------------------------------------------------------- weights */
 
-/* Goes to the first step of the item at l->at, or of the next. Rows behind the last are the last one again. */
-static __device__ __forceinline__ void seek(const dp4a_args &a, const moe_list *list, dp4a_loader *l)
+/* Goes to the first step of the item at l->at. Rows behind the last are the last one again. */
+template <int DOWN>
+static __device__ __forceinline__ void seek(const dp4a_args &a, const moe_pairs *list, dp4a_loader *l)
 {
-    const int lane = threadIdx.x % 32, end = (int)a.p.rows - 1;
+    const moe_item item = moe_item_of<DOWN>(a.tiles, l->at);
 
-    l->step = a.steps;
-    if (find(a, list, &l->at)) {
-        const item_rows r = rows_of(a, l->at);
-        const moe_weight &w = a.p.weight[r.sub];
-        const int64_t row = min(r.row, end), expert = list->expert[r.entry];
+    l->left = 0;
+    if (item.entry < list->entries) {
+        const int lane = threadIdx.x % 32, end = (int)a.p.rows - 1;
+        const int first = DOWN ? 0 : threadIdx.x / 32 % 4 * ROWS; /* in the tile */
+        const int row = min(moe_tile<DOWN>(a.tiles, l->at, item) * (DOWN ? ROWS : TILE) + first, end);
+        const moe_weight &w = a.p.weight[DOWN ? 0 : threadIdx.x / 128 % 2];
+        const int64_t expert = list->of[item.entry].expert, at = (int64_t)row * a.p.cols;
 
-        l->step = 0;
-        l->last = end - (int)row;
-        l->codes = w.data + expert * w.stride + row * a.p.cols + lane * 16;
-        l->scales = (const uint8_t *)w.scales + expert * w.scales_stride + row * (a.p.cols / 16) + lane % 8 * 4;
+        l->left = (int)a.p.cols + min(end - row, ROWS - 1);
+        l->codes = w.data + expert * w.stride + at + lane * 16;
+        l->scales = (const uint8_t *)w.scales + expert * w.scales_stride + at / 16 + lane % 16 * 4;
     }
 }
 
-/* Copies the next step into a stage and advances. Behind the last column are zeros. */
-static __device__ __forceinline__ void copy(const dp4a_args &a, const moe_list *list, dp4a_loader *l, uint32_t stage)
+/* Copies the next step into the stage. */
+static __device__ __forceinline__ void copy(const dp4a_args &a, dp4a_loader *l, uint32_t stage)
 {
-    const int lane = threadIdx.x % 32, cols = (int)a.p.cols;
+    const int lane = threadIdx.x % 32, cols = (int)a.p.cols, last = l->left % ROWS;
 
-    if (l->step < a.steps) {
-        const int codes = l->step * STEP + lane * 16 < cols ? 16 : 0;
-        const int scales = l->step * (STEP / 32) + lane % 8 * 2 < a.blocks ? 4 : 0;
+    if (l->left >= ROWS) {
+        const char *from = l->codes;
+        uint32_t to = stage + (uint32_t)lane * 16;
 
+#pragma unroll 2 /* the addresses of all rows at once would spill */
+        for (int r = 0; r < ROWS; r++, to += (uint32_t)a.pitch) {
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            mma_copy16(stage + (uint32_t)(r * STEP + lane * 16),
-                       l->codes + (codes ? min(r, l->last) * cols : -lane * 16), codes);
-#pragma unroll
-        for (int r = lane / 8; r < ROWS; r += 4)
-            mma_copy4(stage + (uint32_t)(ROWS * STEP + r * SCALES + lane % 8 * 4),
-                      l->scales + (scales ? min(r, l->last) * (cols / 16) : -(lane % 8 * 4)), scales);
-        l->codes += STEP;
-        l->scales += SCALES;
-        if (++l->step == a.steps) {
-            advance(a, &l->at);
-            seek(a, list, l);
+            for (int i = 0; i < PIECES; i++)
+                if (i * 512 + lane * 16 + ROWS - 1 < l->left)
+                    mma_copy16(to + (uint32_t)i * 512, from + i * 512, 16);
+            from += r < last ? cols : 0;
         }
+        if (lane % 16 * 64 + ROWS - 1 < l->left)
+#pragma unroll
+            for (int r = lane / 16; r < ROWS; r += 2)
+                mma_copy4(stage + (uint32_t)(ROWS * a.pitch + r * (STEP / 16) + lane % 16 * 4),
+                          l->scales + min(r, last) * (cols / 16), 4);
+        l->codes += STEP;
+        l->scales += STEP / 16;
+        l->left -= STEP;
     }
     mma_copy_commit();
 }
 
 /* --------------------------------------------------------------------------------------------------------- products */
 
-/* x of all pairs (gate_up: of all tokens) to shared memory: codes, and scales as floats. */
-static __device__ __forceinline__ void copy_x(const dp4a_args &a, char *memory)
+/* x of all pairs (gate_up: of all tokens) to shared memory: codes, and scales. A warp has a row at a time. */
+template <int DOWN> static __device__ __forceinline__ void copy_x(const dp4a_args &a, const char *memory)
 {
-    const int rows = a.p.tokens * (a.p.down ? a.p.slots : 1), pieces = a.steps * (STEP / 16);
+    const int lane = threadIdx.x % 32, slots = DOWN ? a.p.slots : 1, cols = (int)a.p.cols;
 
-#pragma unroll 4
-    for (int i = threadIdx.x; i < rows * pieces; i += (int)blockDim.x) {
-        const int row = i / pieces, piece = i % pieces, token = a.p.down ? row / a.p.slots : row;
-        const int slot = row - token * (a.p.down ? a.p.slots : 1);
-        uint4 code = make_uint4(0, 0, 0, 0);
-        float scale = 0.0f;
+    for (int row = threadIdx.x / 32; row < a.p.tokens * slots; row += a.warps) {
+        const int token = row / slots, slot = row - token * slots;
+        const char *const from = a.p.x + token * a.p.x_stride + slot * a.p.x_slot;
+        const float *const scales = a.p.x_scales + token * a.p.x_ld + slot * a.p.x_slot_ld;
 
-        if (piece * 16 < a.p.cols) {
-            code = *(const uint4 *)(a.p.x + token * a.p.x_stride + slot * a.p.x_slot + piece * 16);
-            scale = a.p.x_scales[token * a.p.x_ld + slot * a.p.x_slot_ld + piece / 2];
-        }
-        *(uint4 *)(memory + a.at_x + i * 16) = code;
-        if (piece % 2 == 0)
-            ((float *)(memory + a.at_scales))[i / 2] = scale;
+        for (int i = lane * 16; i < cols; i += 512)
+            mma_copy16(ptx_shared(memory + a.at_x) + (uint32_t)(row * cols + i), from + i, 16);
+        for (int i = lane; i < a.blocks; i += 32)
+            mma_copy4(ptx_shared(memory + a.at_scales) + (uint32_t)(row * a.blocks + i) * 4, scales + i, 4);
     }
+    mma_copy_commit();
 }
 
-/* A step of an item: adds it to acc, in lane 3 of each run's four. x, xs: this lane's block, its two halves swapped as
- * those of the weights, so that eight lanes read different banks. */
-static __device__ __forceinline__ void multiply(const char *stage, int lane, const uint4 *x, float xs, float *acc)
+/* This lane's block of a step: dots of HALF rows from `row` on, and their scales. x: its two halves swapped as those of
+ * the weights, so that eight lanes read different banks. */
+static __device__ __forceinline__ void multiply(const dp4a_args &a, const char *stage, int row, int lane, const char *x,
+                                                float xs, float *dot, float *s)
 {
-    const int block = lane % 16, swap = lane >> 2 & 1, before = (lane & ~3) | ((lane + 3) & 3);
-    const char *const from = stage + lane / 16 * STEP + block * 32;
-    float dot[ROWS / 2], s[ROWS / 2];
+    const int swap = lane >> 2 & 1;
+    const uint4 x0 = *(const uint4 *)(x + 16 * swap), x1 = *(const uint4 *)(x + 16 * (swap ^ 1));
+    const char *from = stage + row * a.pitch + lane * 32;
+    const char *scale = stage + ROWS * a.pitch + row * (STEP / 16) + lane * 2;
 
 #pragma unroll
-    for (int j = 0; j < ROWS / 2; j++) {
-        const uint4 first = *(const uint4 *)(from + 2 * j * STEP + 16 * swap);
-        const uint4 second = *(const uint4 *)(from + 2 * j * STEP + 16 * (swap ^ 1));
-        const char *const scale = stage + ROWS * STEP + (2 * j + lane / 16) * SCALES + block * 2;
+    for (int r = 0; r < HALF; r++, from += a.pitch, scale += STEP / 16) {
+        const uint4 first = *(const uint4 *)(from + 16 * swap), second = *(const uint4 *)(from + 16 * (swap ^ 1));
         int sum = 0;
 
-        sum = __dp4a((int)first.x, (int)x[0].x, sum);
-        sum = __dp4a((int)first.y, (int)x[0].y, sum);
-        sum = __dp4a((int)first.z, (int)x[0].z, sum);
-        sum = __dp4a((int)first.w, (int)x[0].w, sum);
-        sum = __dp4a((int)second.x, (int)x[1].x, sum);
-        sum = __dp4a((int)second.y, (int)x[1].y, sum);
-        sum = __dp4a((int)second.z, (int)x[1].z, sum);
-        sum = __dp4a((int)second.w, (int)x[1].w, sum);
-        dot[j] = (float)sum;
-        s[j] = __fmul_rn(ptx_f32_from_f16(*(const uint16_t *)scale), xs);
+        sum = __dp4a((int)first.x, (int)x0.x, sum);
+        sum = __dp4a((int)first.y, (int)x0.y, sum);
+        sum = __dp4a((int)first.z, (int)x0.z, sum);
+        sum = __dp4a((int)first.w, (int)x0.w, sum);
+        sum = __dp4a((int)second.x, (int)x1.x, sum);
+        sum = __dp4a((int)second.y, (int)x1.y, sum);
+        sum = __dp4a((int)second.z, (int)x1.z, sum);
+        sum = __dp4a((int)second.w, (int)x1.w, sum);
+        dot[r] = (float)sum;
+        s[r] = __fmul_rn(ptx_f32_from_f16(*(const uint16_t *)scale), xs);
     }
-#pragma unroll
-    for (int i = 0; i < RIDGE_Q8_0_RUN; i++) /* of lane i of four */
-#pragma unroll
-        for (int j = 0; j < ROWS / 2; j++)
-            acc[j] = __fmaf_rn(s[j], dot[j], __shfl_sync(0xffffffffu, acc[j], before));
 }
 
-/* The product of an item; stage: the number of that with its first step. Writes eight results. */
-static __device__ __forceinline__ void product(const dp4a_args &a, const moe_list *list, const char *memory,
-                                               const char *ring, dp4a_loader *l, int *stage, int entry, float *to)
+/* The sum of the eight partitions, of which lanes 3, 7, ... have one each: of row (lane / 4) ^ 7, .. in every lane. */
+static __device__ __forceinline__ float add_partitions(float *v, int lane)
 {
-    const int lane = threadIdx.x % 32, swap = lane >> 2 & 1, pair = list->pair[entry][0];
-    const int row = a.p.down ? pair : pair / a.p.slots;
-    const char *const x = memory + a.at_x + row * a.steps * STEP + lane % 16 * 32;
-    const float *const xs = (const float *)(memory + a.at_scales) + row * a.steps * (STEP / 32) + lane % 16;
-    float acc[2][ROWS / 2] = {};
+#pragma unroll
+    for (int far = 4, half = ROWS / 2; far < 32; far *= 2, half /= 2)
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            const bool upper = (lane & far) != 0;
+            const float mine = upper ? v[i + half] : v[i], other = upper ? v[i] : v[i + half];
 
-    for (int first = 0; first < a.steps; first += 2)
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            const int step = first + k;
-            const char *const from = ring + *stage * STAGE;
-            uint4 v[2];
+            v[i] = mine + __shfl_xor_sync(0xffffffffu, other, far);
+        }
+    return v[0];
+}
 
-            if (step == a.steps)
-                break;
-            v[0] = *(const uint4 *)(x + step * STEP + 16 * swap);
-            v[1] = *(const uint4 *)(x + step * STEP + 16 * (swap ^ 1));
-            mma_copy_wait_for<STAGES - 1>();
-            __syncwarp(); /* the lanes' copies are visible to each other */
-            multiply(from, lane, v, xs[step * (STEP / 32)], acc[k]);
-            __syncwarp(); /* all lanes have read the stage before it is written again */
-            copy(a, list, l, ptx_shared(from));
-            *stage ^= 1;
+/* The product of an item, whose first step has been asked for; then the next item's. Writes eight results. */
+template <int DOWN>
+static __device__ __forceinline__ void product(const dp4a_args &a, const moe_pairs *list, const char *memory,
+                                               dp4a_loader *l, int pair, float *to)
+{
+    const int lane = threadIdx.x % 32, before = (lane & ~3) | ((lane + 3) & 3);
+    const int row = DOWN ? pair : pair / a.p.slots;
+    const char *x = memory + a.at_x + row * (int)a.p.cols + lane * 32;
+    const float *xs = (const float *)(memory + a.at_scales) + row * a.blocks + lane;
+    float acc[ROWS] = {};
+
+#pragma unroll 1
+    for (int block = lane; block - lane < a.blocks; block += STEP / 32) {
+        const char *const stage = stage_of(a, memory);
+
+        if (l->left < ROWS) { /* this step is the item's last */
+            moe_advance<DOWN>(list, a.tiles, UNIT(DOWN), DOWN ? a.warps : a.warps / TEAM, &l->at);
+            seek<DOWN>(a, list, l);
         }
+        mma_copy_wait_for<0>();
+        __syncwarp(); /* the lanes' copies are visible to each other */
 #pragma unroll
-    for (int j = 0; j < ROWS / 2; j++) {
+        for (int row = 0; row < ROWS; row += HALF) { /* at once, all rows would take more than 64 registers */
+            float dot[HALF] = {}, s[HALF] = {};
+
+            if (block < a.blocks)
+                multiply(a, stage, row, lane, x, *xs, dot, s);
+            if (row + HALF == ROWS) {
+                __syncwarp(); /* all lanes have read the stage before it is written again */
+                copy(a, l, ptx_shared(stage));
+            }
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            acc[k][j] += __shfl_xor_sync(0xffffffffu, acc[k][j], 4);
-            acc[k][j] += __shfl_xor_sync(0xffffffffu, acc[k][j], 8);
+            for (int i = 0; i < RIDGE_Q8_0_RUN; i++) /* of lane i of four */
+#pragma unroll
+                for (int r = 0; r < HALF; r++)
+                    acc[row + r] = __fmaf_rn(s[r], dot[r], __shfl_sync(0xffffffffu, acc[row + r], before));
         }
-        if (lane % 16 == 3)
-            to[2 * j + lane / 16] = acc[0][j] + acc[1][j];
+        x += STEP;
+        xs += STEP / 32;
+    }
+    {
+        const float y = add_partitions(acc, lane);
+
+        if (lane % 4 == 3)
+            to[(lane >> 2 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 4 & 1)] = y;
     }
 }
 
 /* ---------------------------------------------------------------------------------------------------------- results */
 
-/* gate_up: the first warp of a team stores its tile; results: 32 rows of gate, 32 of up. */
-static __device__ __forceinline__ void store_slot(const dp4a_args &a, const moe_list *list, int tile,
+/* gate_up: a warp of a team stores its tile; results: 32 rows of gate, 32 of up. */
+static __device__ __forceinline__ void store_slot(const dp4a_args &a, const moe_pairs *list, moe_item item,
                                                   const float *results)
 {
-    const int entry = tile / a.tiles, pair = list->pair[entry][0], expert = list->expert[entry];
-    const int lane = threadIdx.x % 32, row = tile % a.tiles * TILE, at = min(row + lane, (int)a.p.rows - 1);
+    const int pair = list->of[item.entry].pair, expert = list->of[item.entry].expert;
+    const int lane = threadIdx.x % 32, row = item.tile * TILE, at = min(row + lane, (int)a.p.rows - 1);
     const float gate = moe_bias(a.p.weight[0], expert, at, results[lane]);
     const float up = moe_bias(a.p.weight[1], expert, at, results[TILE + lane]);
 
@@ -244,34 +236,40 @@ static __device__ __forceinline__ void store_slot(const dp4a_args &a, const moe_
 }
 
 /* gate_up: slots without an expert, which no entry stores. */
-static __device__ __forceinline__ void store_rest(const dp4a_args &a, const moe_list *list)
+static __device__ __forceinline__ void store_rest(const dp4a_args &a, const moe_pairs *list)
 {
     const int warps = (int)gridDim.x * a.warps, warp = (int)blockIdx.x + threadIdx.x / 32 * (int)gridDim.x;
 
+    if (list->entries == a.p.tokens * a.p.slots)
+        return;
     for (int pair = 0; pair < a.p.tokens * a.p.slots; pair++)
-        if (((const int *)list->ids)[pair] < 0)
-            for (int tile = warp; tile < a.tiles; tile += warps)
+        if (list->of[pair].id < 0)
+            for (int tile = warp; tile < a.tiles.all; tile += warps)
                 moe_store_slot(a.p, pair / a.p.slots, pair % a.p.slots, tile * TILE, 0.0f);
 }
 
-/* down: a thread has a row of a token; results: [pair][rows of the tile]. */
-static __device__ __forceinline__ void store_sums(const dp4a_args &a, const moe_list *list, int tile,
+/* down: the tiles of a batch. A thread has a row of a token; results:
+ * [tile][pair][row]. */
+static __device__ __forceinline__ void store_sums(const dp4a_args &a, const moe_pairs *list, moe_walk batch,
                                                   const float *results)
 {
-    const int rows = a.groups * ROWS;
+    const int pairs = a.p.tokens * a.p.slots, tiles = min(moe_tiles_left(a.tiles, batch), a.tiles.batch);
 
-    for (int i = threadIdx.x; i < rows * a.p.tokens; i += (int)blockDim.x) {
-        const int token = i / rows, r = i % rows, row = tile * rows + r;
+    for (int i = threadIdx.x; i < tiles * ROWS * a.p.tokens; i += (int)blockDim.x) {
+        const int r = i % ROWS, token = i / ROWS % a.p.tokens, tile = i / ROWS / a.p.tokens;
+        const int row = moe_tile<1>(a.tiles, batch, {0, tile}) * ROWS + r;
+        const float *const from = results + tile * pairs * ROWS + r;
         float sum = 0.0f;
 
         if (row >= a.p.rows)
             continue;
+#pragma unroll 4
         for (int pair = token * a.p.slots; pair < (token + 1) * a.p.slots; pair++) {
-            const int expert = ((const int *)list->ids)[pair];
+            const int expert = list->of[pair].id;
+            const float v = from[pair * ROWS];
 
             if (expert >= 0)
-                sum =
-                    __fmaf_rn(list->weight[pair], moe_bias(a.p.weight[0], expert, row, results[pair * rows + r]), sum);
+                sum = __fmaf_rn(list->of[pair].weight, moe_bias(a.p.weight[0], expert, row, v), sum);
         }
         moe_store_sum(a.p, token, row, sum);
     }
@@ -279,109 +277,127 @@ static __device__ __forceinline__ void store_sums(const dp4a_args &a, const moe_
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
 
-static __global__ void __launch_bounds__(32 * MOST_WARPS, 1) moe_dp4a(const __grid_constant__ dp4a_args a)
+/* Makes the list and asks for the first step and for x. */
+template <int DOWN>
+static __device__ __forceinline__ void start(const dp4a_args &a, moe_pairs *list, const char *memory, dp4a_loader *l)
 {
-    extern __shared__ __align__(16) char memory[];
-    moe_list *const list = (moe_list *)memory;
-    const int team = threadIdx.x / (32 * TEAM);
-    const char *const ring = memory + a.at_ring + threadIdx.x / 32 * (STAGES * STAGE);
-    float *const results = (float *)(memory + a.at_results) + (a.p.down ? 0 : team * 4 * TILE);
-    const item_pos first = begin(a);
-    item_pos at = first;
-    dp4a_loader l = {};
-    int stage = 0, parity = 0;
-
-    for (int early = a.p.down && a.p.weights_const; early >= 0; early--) {
+#pragma unroll 1
+    for (int early = DOWN && a.p.weights_const; early >= 0; early--) {
         if (!early) {
             ptx_grid_dependency_wait();
-            if (a.p.down && a.p.weights_const) {
-                if (moe_list_holds(a.p, list))
+            ptx_launch_dependents();
+            copy_x<DOWN>(a, memory);
+            if (DOWN && a.p.weights_const) {
+                if (moe_pairs_hold(a.p, list))
                     break;
-                mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stages are written again */
+                mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stage is written again */
             }
         }
-        if (a.p.tokens == 1)
-            moe_make_list_1(a.p, moe_load_id_1(a.p), list);
-        else
-            moe_make_list(a.p, list, 1);
-        l.at = first;
-        seek(a, list, &l);
-#pragma unroll
-        for (int i = 0; i < STAGES; i++)
-            copy(a, list, &l, ptx_shared(ring + i * STAGE));
+        moe_make_pairs(a.p, list);
+        l->at = moe_begin<DOWN>(list, a.tiles, UNIT(DOWN));
+        seek<DOWN>(a, list, l);
+        copy(a, l, ptx_shared(stage_of(a, memory)));
     }
-    ptx_launch_dependents(); /* behind the first copies, which it would delay */
-    copy_x(a, memory);
-    if (a.p.down)
-        moe_keep_weights(a.p, list);
+}
+
+template <int DOWN>
+static __global__ void __launch_bounds__(BOUND(DOWN), 1) moe_dp4a(const __grid_constant__ dp4a_args a)
+{
+    extern __shared__ __align__(16) char memory[];
+    moe_pairs *const list = (moe_pairs *)memory;
+    const int warp = threadIdx.x / 32, team = warp / TEAM;
+    float *const results = (float *)(memory + a.at_results);
+    const int pairs = a.p.tokens * a.p.slots;
+    dp4a_loader l = {};
+
+    start<DOWN>(a, list, memory, &l);
+    if (DOWN)
+        moe_keep_pair_weights(a.p, list);
     else
         store_rest(a, list);
-    __syncthreads(); /* x and the slots' weights are written before they are read */
-    if (!a.p.down) {
-        for (; find(a, list, &at); advance(a, &at), parity ^= 1) {
-            float *const to = results + parity * 2 * TILE;
+    if (DOWN && a.p.weights_const)
+        mma_copy_wait_for<0>();
+    else
+        mma_copy_wait_for<1>(); /* x was asked for before the first step */
+    __syncthreads();            /* x and the slots' weights are there before they are read */
+    if constexpr (!DOWN) {
+        for (int number = 0;; number++) {
+            const moe_item at = moe_item_of<DOWN>(a.tiles, l.at);
+            float *const to = results + (team * 2 + (number & 1)) * 2 * TILE;
 
-            product(a, list, memory, ring, &l, &stage, at.tile / a.tiles, to + at.item * ROWS);
+            if (at.entry >= list->entries)
+                return;
+            product<DOWN>(a, list, memory, &l, list->of[at.entry].pair, to + warp % TEAM * ROWS);
             ptx_barrier_sync(1 + team, 32 * TEAM);
-            if (at.item == 0)
-                store_slot(a, list, at.tile, to);
+            if (warp % TEAM == number % TEAM)
+                store_slot(a, list, at, to);
         }
-        return;
-    }
-    for (int tile = blockIdx.x; tile < a.tiles; tile += (int)gridDim.x) {
-        for (; find(a, list, &at) && at.tile == tile; advance(a, &at)) {
-            const item_rows r = rows_of(a, at);
+    } else {
+        for (moe_walk batch = {}; moe_tiles_left(a.tiles, batch) > 0; batch.first += a.tiles.batch) {
+            while (l.at.first == batch.first) {
+                const moe_item at = moe_item_of<DOWN>(a.tiles, l.at);
 
-            product(a, list, memory, ring, &l, &stage, r.entry,
-                    results + (list->pair[r.entry][0] * a.groups + at.item % a.groups) * ROWS);
+                if (at.entry >= list->entries)
+                    break;
+
+                const int pair = list->of[at.entry].pair;
+
+                product<DOWN>(a, list, memory, &l, pair,
+                              results + (((l.at.first & a.tiles.batch) + at.tile) * pairs + pair) * ROWS);
+            }
+            __syncthreads(); /* orders the writes before the reads, and these before the next but one batch's writes */
+            store_sums(a, list, batch, results + (batch.first & a.tiles.batch) * pairs * ROWS);
         }
-        __syncthreads(); /* the results are written before they are read */
-        store_sums(a, list, tile, results);
-        if (tile + (int)gridDim.x < a.tiles)
-            __syncthreads(); /* and read before they are written again */
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------------- host */
 
-static const void *const function[1] = {(const void *)moe_dp4a};
+static const void *const functions[2] = {(const void *)moe_dp4a<0>, (const void *)moe_dp4a<1>};
 
 static ridge_status prepare(const ridge_device *device)
 {
-    return host_prepare(device, function, 1, cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device),
+    return host_prepare(device, functions, 2, cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device),
                         "moe: loading kernels");
 }
 
 /* Sets the sizes for CTAs of `warps`. Returns the bytes of shared memory. */
-static int64_t lay_out(const ridge_problem *problem, int warps, dp4a_args *a)
+static int64_t lay_out(const ridge_device *device, const ridge_problem *problem, int warps, dp4a_args *a)
 {
     const bool down = problem->op == RIDGE_MOE_DOWN;
-    const int64_t pairs = problem->dim[0] * problem->dim[4], x = down ? pairs : problem->dim[0];
-    const int64_t steps = ridge_ceil_div(problem->dim[1], STEP);
-    int64_t bytes = ridge_round_up((int64_t)sizeof(moe_list), 16);
+    const int64_t cols = problem->dim[1], pairs = problem->dim[0] * problem->dim[4];
+    const int64_t x = down ? pairs : problem->dim[0];
+    int64_t bytes = moe_pairs_bytes(pairs);
 
     a->warps = warps;
-    for (a->groups = 1; down && 2 * a->groups * pairs <= warps;)
-        a->groups *= 2;
+    a->blocks = (int)(cols / 32);
+    a->pitch = (int)ridge_min(cols, STEP);
+    a->tiles.all = (int)ridge_ceil_div(problem->dim[2], down ? ROWS : TILE);
+    a->tiles.each = (int)ridge_ceil_div(a->tiles.all, device->units);
+    for (a->tiles.batch = 1; a->tiles.batch < a->tiles.each && 2 * a->tiles.batch * pairs * ROWS * 4 <= RESULTS;)
+        a->tiles.batch *= 2;
     a->at_x = (uint32_t)bytes;
-    bytes += x * steps * STEP;
+    bytes += x * cols;
     a->at_scales = (uint32_t)bytes;
-    bytes += x * steps * (STEP / 32 * 4);
+    bytes = ridge_round_up(bytes + x * a->blocks * 4, 16);
     a->at_ring = (uint32_t)bytes;
-    bytes += warps * STAGES * STAGE;
+    bytes += warps * (ROWS * (a->pitch + STEP / 16));
     a->at_results = (uint32_t)bytes;
-    bytes += (down ? pairs * a->groups * ROWS : warps / TEAM * 4 * TILE) * (int64_t)sizeof(float);
-    a->steps = (int)steps;
-    a->blocks = (int)(problem->dim[1] / 32);
-    a->tiles = (int)ridge_ceil_div(problem->dim[2], down ? a->groups * ROWS : TILE);
-    return bytes;
+    return bytes + (down ? 2 * a->tiles.batch * pairs * ROWS : warps / TEAM * 4 * TILE) * (int64_t)sizeof(float);
 }
 
-/* CTAs of 16 warps, or of 8 where memory is small. Shapes alone decide. Returns 0: x does not fit. */
+/* As many warps as fit and have items. Shapes alone decide. Returns 0: x does not fit. */
 static int64_t plan(const ridge_device *device, const ridge_problem *problem, dp4a_args *a)
 {
-    for (int warps = MOST_WARPS; warps >= TEAM; warps -= TEAM) {
-        const int64_t bytes = lay_out(problem, warps, a);
+    const int64_t pairs = problem->dim[0] * problem->dim[4];
+    int most;
+
+    lay_out(device, problem, TEAM, a);
+    most = (int)(problem->op == RIDGE_MOE_DOWN ? ridge_round_up(pairs * a->tiles.each, TEAM)
+                                               : TEAM * ridge_ceil_div(a->tiles.all * pairs, device->units));
+    most = most < TEAM ? TEAM : most > MOST_WARPS ? MOST_WARPS : most; /* without rows, any */
+    for (int warps = most; warps >= TEAM; warps -= TEAM) {
+        const int64_t bytes = lay_out(device, problem, warps, a);
 
         if (bytes <= host_max_shared(device))
             return bytes;
@@ -411,10 +427,9 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
         return RIDGE_OK;
     if (!aligned(&a))
         return moe_launch_any(device, kernel, bound, workspace, size, stream);
-    most = a.p.down ? a.tiles : (int64_t)a.tiles * a.p.tokens * a.p.slots;
-    return host_launch_shared(device, kernel->name, function[0],
-                              dim3((unsigned)(most < device->units ? most : device->units)), 32 * a.warps,
-                              (size_t)shared, &a, stream);
+    most = a.p.down ? ridge_ceil_div(a.tiles.all, a.tiles.each) : (int64_t)a.tiles.all * a.p.tokens * a.p.slots;
+    return host_launch_shared(device, kernel->name, functions[a.p.down], dim3((unsigned)ridge_min(most, device->units)),
+                              32 * a.warps, (size_t)shared, &a, stream);
 }
 
 static const char *why_not(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
