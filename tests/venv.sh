@@ -9,7 +9,7 @@ more="jax==0.10.2" # for Python 3.11 and newer: large, and its absence costs its
 rm -rf "$venv"
 python3 -m venv "$venv" >/dev/null 2>&1 || { echo "venv: no python3-venv"; exit 77; }
 install() { # shellcheck disable=SC2068
-    "$venv/bin/pip" install -q --disable-pip-version-check --retries 1 --timeout 15 $@ >"$venv/log" 2>&1
+    "$venv/bin/pip" install -q --no-compile --disable-pip-version-check --retries 1 --timeout 15 $@ >"$venv/log" 2>&1
 }
 # shellcheck disable=SC2086
 install $need || { echo "venv: pip cannot install $need: $(tail -1 "$venv/log")"; rm -rf "$venv"; exit 77; }
