@@ -3,7 +3,7 @@
 # runs is chosen at run time, by rows.
 #
 # These flags change no result: there are no traps to preserve and no errno, and contraction stays off.
-set(cpu_options -O3 -fno-math-errno -fno-trapping-math)
+set(cpu_options $<IF:$<CONFIG:Debug>,-O1,-O3> -fno-math-errno -fno-trapping-math)
 set(simd_options ${cpu_options})
 if(RIDGE_SANITIZE) # the checks in unrolled vector code cost gcc up to 43 s a file at -O3, 7 s at -O1
     set(cpu_options -O2 -fno-math-errno -fno-trapping-math)

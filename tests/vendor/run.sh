@@ -4,11 +4,13 @@
 set -eu
 root=$1 work=$2/vendor
 shift 2
+type=
 for how in fetch add; do
     rm -rf "$work/$how"
     mkdir -p "$work/$how"
-    cmake -S "$root/tests/vendor" -B "$work/$how" -DHOW=$how -DRIDGE_SOURCE="$root" -DRIDGE_CUDA=OFF "$@" >"$work/$how/log" 2>&1 ||
-        { tail -30 "$work/$how/log"; exit 1; }
+    cmake -S "$root/tests/vendor" -B "$work/$how" -DHOW=$how -DRIDGE_SOURCE="$root" -DRIDGE_CUDA=OFF $type "$@" \
+        >"$work/$how/log" 2>&1 || { tail -30 "$work/$how/log"; exit 1; }
+    type="-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG=-O1" # 32 CPU seconds less than -O3
 done
 cmake --build "$work/add" -j 2 >"$work/log" 2>&1 || { tail -30 "$work/log"; exit 1; }
 cd "$work/add"
