@@ -469,18 +469,20 @@ static void add_phases(case_list *list, const ridge_op_row *op, case_level level
     };
     static const char *const phase[] = {"phase=dw", "phase=dw vocab_offset=37 vocab_total=1500000",
                                         "phase=dx dw=0 dbias=0", "phase=begin dx=0 dw=0 dbias=0"};
-    static const int shapes[] = {5, 8, 1, 4, 0, 12, 13, HALVES, SUMMED, 2, 9};
+    /* A shape has every quick-th pair of an option and a phase, or at the full level every full-th. Few of the second
+     * and of the last, which take a CPU up to six seconds each. */
+    static const struct {
+        int shape, quick, full;
+    } shapes[] = {{5, 3, 1},   {8, 11, 5},      {1, 11, 2},      {4, 11, 2}, {0, 11, 5}, {12, 11, 5},
+                  {13, 11, 5}, {HALVES, 11, 5}, {SUMMED, 11, 5}, {2, 11, 5}, {9, 11, 11}};
     const int count = (int)(sizeof of / sizeof of[0]);
 
     for (int i = 0; i < 11; i++)
         for (int o = 0; o < count; o++)
             for (int p = 0; p < 4; p++)
-                if (!(p == 1 && of[o].variant == CE_PEAK) && (o + 3 * p + i) % (level == CASES_QUICK ? (i < 1 ? 3 : 11)
-                                                                                                     : (i < 1   ? 1
-                                                                                                        : i < 4 ? 2
-                                                                                                                : 5)) ==
-                                                                 0)
-                    add(list, op, shapes[i], &of[o], o + p + i, phase[p]);
+                if (!(p == 1 && of[o].variant == CE_PEAK) &&
+                    (o + 3 * p + i) % (level == CASES_QUICK ? shapes[i].quick : shapes[i].full) == 0)
+                    add(list, op, shapes[i].shape, &of[o], o + p + i, phase[p]);
     add(list, op, HALVES, &of[9], 0, "phase=dw grad_scale=0.5 scale=1");
     for (int units = 2; units < 100; units += 38) {
         add(list, op, HALVES, &of[units % 3], 0, "phase=dw");
