@@ -453,8 +453,13 @@ TEST(ranks_that_disagree_get_the_same_error)
 TEST(a_collective_that_fails_is_an_error_on_every_rank)
 {
     for (int at = 1; at <= 5; at++) {
-        const problem p = {
-            .size = 3, .train = true, .sharded = true, .tokens = TOKENS, .fail_rank = at % 3, .fail_at = at};
+        const problem p = {.size = 3,
+                           .train = true,
+                           .sharded = true,
+                           .tokens = TOKENS,
+                           .fail_rank = at % 3,
+                           .fail_at = at,
+                           .deadline_ms = 500};
 
         run_ranks(&p, one);
         for (int r = 0; r < p.size; r++)
