@@ -242,7 +242,9 @@ static __device__ __forceinline__ int queue_read(queue_state *at, bool warp)
 
     if (warp)
         __syncwarp(); /* all lanes have read it before lane 0 releases the stage */
-    if (!warp || threadIdx.x % 32 == 0)
+    /* The arrive could overtake the load (await.cuh), and the next index lies there then. So it depends on the index,
+     * which is never below 0. */
+    if (index >= 0 && (!warp || threadIdx.x % 32 == 0))
         pipeline_release_cluster(at->empty, stage.stage);
     at->n++;
     return index;
