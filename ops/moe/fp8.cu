@@ -440,6 +440,9 @@ static fp8_plan plan_of(const ridge_device *device, bool down, int64_t pairs, in
         a->groups = (int)ridge_ceil_div(rows, TILE);
     }
     a->at_ring = (uint32_t)ridge_round_up(bytes, 128);
+    /* With 99 KB fewer pairs may have more results than most, so that four tiles fit only those. */
+    while (down && tiles > 1 && place(device, tiles, a->at_ring).warps == 0)
+        tiles /= 2;
     return place(device, tiles, a->at_ring);
 }
 
