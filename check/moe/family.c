@@ -303,6 +303,11 @@ static ridge_status mixes_the_slots(const faulty_run *r)
     return backwards(r, names, 1);
 }
 
+static bool is_exact(const ridge_kernel *kernel)
+{
+    return kernel->contract & RIDGE_EXACT;
+}
+
 /* The same terms, but the last slot's comes first. */
 static ridge_status adds_the_last_slot_first(const faulty_run *r)
 {
@@ -420,7 +425,7 @@ static const planted_fault faults[] = {
     {.name = "takes the next token", .fault = fault_takes_the_next, .applies = is_product, .operand = "x"},
     {.name = "takes the next token's scales", .fault = fault_takes_the_next, .operand = "x_scales"},
     {.name = "mixes the slots of a token", .fault = mixes_the_slots, .applies = is_product},
-    {.name = "adds the last slot first", .fault = adds_the_last_slot_first, .op = RIDGE_MOE_DOWN},
+    {.name = "adds the last slot first", .fault = adds_the_last_slot_first, .applies = is_exact, .op = RIDGE_MOE_DOWN},
     {.name = "drops the last slot", .fault = drops_the_last_slot, .op = RIDGE_MOE_DOWN},
     {.name = "forgets the shared expert", .fault = fault_forgets_operand, .operand = "shared"},
     {.name = "forgets the residual", .fault = fault_forgets_operand, .operand = "residual"},
