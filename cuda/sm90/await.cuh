@@ -1,6 +1,6 @@
 /* await.cuh: what a warp has loaded from a stage of a ring must be there before it releases the stage.
  *
- * ptxas waits for no data of ld.shared and ldmatrix in front of an mbarrier's arrive, and the arrive overtakes them
+ * ptxas waits for no data of ld.shared and ldmatrix before an mbarrier's arrive, and the arrive overtakes them
  * where loads of another CTA from global memory fill the multiprocessor's queue. TMA or a bulk copy then writes over
  * what is still to be read: rows of output_b in a token of DeepSeek-V4-Flash, beside an hc_split that loads its matrix.
  * __syncwarp is no remedy, and racecheck does not see it. */
