@@ -9,14 +9,8 @@
 
 #include <stdint.h>
 
-/* 0, but not before `seen` has been computed, of all that was loaded: to be added to the address of the mbarrier. none:
- * 0, a kernel parameter, so that the compiler does not know it. */
-static __device__ __forceinline__ uint32_t pipeline_behind(uint32_t seen, uint32_t none)
-{
-    return seen & none;
-}
-
-/* The same of N sums, where eight in a row were computed with one load. */
+/* 0, but not before N sums of what was loaded have been computed, eight in a row of which depend on one load: to be
+ * added to the address of the mbarrier. none: 0, a kernel parameter, so that the compiler does not know it. */
 template <int N> static __device__ __forceinline__ uint32_t pipeline_behind_sums(const float *sums, uint32_t none)
 {
     uint32_t seen = 0;
@@ -24,7 +18,7 @@ template <int N> static __device__ __forceinline__ uint32_t pipeline_behind_sums
 #pragma unroll
     for (int i = 0; i < N; i += 8)
         seen ^= __float_as_uint(sums[i]);
-    return pipeline_behind(seen, none);
+    return seen & none;
 }
 
 #endif

@@ -248,8 +248,7 @@ static __device__ __forceinline__ void store_rest(const dp4a_args &a, const moe_
                 moe_store_slot(a.p, pair / a.p.slots, pair % a.p.slots, tile * TILE, 0.0f);
 }
 
-/* down: the tiles of a batch. A thread has a row of a token; results:
- * [tile][pair][row]. */
+/* down: the tiles of a batch. A thread has a row of a token; results: [tile][pair][row]. */
 static __device__ __forceinline__ void store_sums(const dp4a_args &a, const moe_pairs *list, moe_walk batch,
                                                   const float *results)
 {

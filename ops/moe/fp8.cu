@@ -302,27 +302,6 @@ static __device__ __forceinline__ void finish_item(const fp8_args &a, const moe_
     }
 }
 
-/* down: a thread has a row of a token. */
-static __device__ __forceinline__ void store_sums(const fp8_args &a, const moe_list *list, int base,
-                                                  const float *results)
-{
-    const moe_args &p = a.p;
-    const int wide = a.groups * TILE;
-
-    for (int i = threadIdx.x; i < p.tokens * wide; i += (int)blockDim.x) {
-        const int token = i / wide, r = i - token * wide, row = base * TILE + r;
-        const float *const from = results + token * p.slots * wide + r;
-        float sum = 0.0f;
-
-        if (row >= p.rows)
-            continue;
-        for (int slot = 0; slot < p.slots; slot++)
-            if (((const int *)list->ids)[token * p.slots + slot] >= 0)
-                sum = __fmaf_rn(list->weight[token * p.slots + slot], from[slot * wide], sum);
-        moe_store_sum(p, token, row, sum);
-    }
-}
-
 #endif
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
@@ -380,7 +359,7 @@ static __global__ void __launch_bounds__(32 * MOST_WARPS(T), 1) moe_fp8(const __
         }
         if (DOWN) {
             __syncthreads(); /* the results and the weights of the slots are written before they are read */
-            store_sums(a, list, r.base, results);
+            moe_store_sums<TILE>(a.p, a.groups, list, r.base, results);
             __syncthreads(); /* and read before they are written again */
         }
     }

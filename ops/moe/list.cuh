@@ -149,4 +149,26 @@ static __device__ __forceinline__ void moe_store_rest(const moe_args &p, const m
                 moe_store(p, pair / p.slots * p.out_stride + pair % p.slots * p.rows + row, 0.0f);
 }
 
+/* down: the sums of `groups` groups of ROWS rows of every token, from group `base` on. A thread has a row of a token;
+ * results: [pair][groups * ROWS], of every pair that has an expert. */
+template <int ROWS>
+static __device__ __forceinline__ void moe_store_sums(const moe_args &p, int groups, const moe_list *list, int base,
+                                                      const float *results)
+{
+    const int wide = groups * ROWS;
+
+    for (int i = threadIdx.x; i < p.tokens * wide; i += (int)blockDim.x) {
+        const int token = i / wide, r = i - token * wide, row = base * ROWS + r;
+        const float *const from = results + token * p.slots * wide + r;
+        float sum = 0.0f;
+
+        if (row >= p.rows)
+            continue;
+        for (int slot = 0; slot < p.slots; slot++)
+            if (((const int *)list->ids)[token * p.slots + slot] >= 0)
+                sum = __fmaf_rn(list->weight[token * p.slots + slot], from[slot * wide], sum);
+        moe_store_sum(p, token, row, sum);
+    }
+}
+
 #endif

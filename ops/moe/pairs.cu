@@ -367,29 +367,6 @@ static __device__ __forceinline__ void add_item(const pairs_args &a, const moe_l
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------------- results */
-
-/* down: a thread has a row of a token. */
-static __device__ __forceinline__ void store_sums(const pairs_args &a, const moe_list *list, int base,
-                                                  const float *results)
-{
-    const moe_args &p = a.p;
-    const int wide = a.groups * ROWS;
-
-    for (int i = threadIdx.x; i < p.tokens * wide; i += (int)blockDim.x) {
-        const int token = i / wide, r = i - token * wide, row = base * ROWS + r;
-        const float *const from = results + token * p.slots * wide + r;
-        float sum = 0.0f;
-
-        if (row >= p.rows)
-            continue;
-        for (int slot = 0; slot < p.slots; slot++)
-            if (((const int *)list->ids)[token * p.slots + slot] >= 0)
-                sum = __fmaf_rn(list->weight[token * p.slots + slot], from[slot * wide], sum);
-        moe_store_sum(p, token, row, sum);
-    }
-}
-
 #endif
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
@@ -458,7 +435,7 @@ static __global__ void __launch_bounds__(pairs_shape<FORM, MOST>::THREADS, 1)
         }
         if (DOWN) {
             __syncthreads(); /* the results are written before they are read */
-            store_sums(a, list, r.base, results);
+            moe_store_sums<ROWS>(a.p, a.groups, list, r.base, results);
             __syncthreads(); /* and read before they are written again */
         }
     }

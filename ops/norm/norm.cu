@@ -4,12 +4,9 @@
  * canonical order (src/math/norm.h): each thread of a block has one partial sum; lane l of a warp has the partial sums
  * l + 32 i. The tree adds halves onto halves: partial sums 32 or more apart in registers or shared memory, the rest by
  * shuffles. A warp reads x twice, the second time from cache. */
-#include "args.h"
-#include "cuda/launch.cuh"
-#include "cuda/num.cuh"
-#include "src/util.h"
+#include "rows.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / 32, PARTS = RIDGE_NORM_PARTS };
+enum { THREADS = 256, WARPS = THREADS / 32 };
 
 static __device__ __forceinline__ float load(const void *base, int64_t i, int bf16)
 {
@@ -116,22 +113,10 @@ static __device__ __forceinline__ float add_columns(const norm_args &p, const ch
 static __device__ __forceinline__ float sum_block(float sum)
 {
     __shared__ float part[PARTS];
-    float eight[8];
 
     part[threadIdx.x] = sum;
     __syncthreads(); /* all partial sums are written before they are read */
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        eight[i] = part[threadIdx.x % 32 + 32 * i];
-#pragma unroll
-    for (int s = 4; s > 0; s /= 2)
-#pragma unroll
-        for (int i = 0; i < s; i++)
-            eight[i] += eight[i + s];
-#pragma unroll
-    for (int s = 16; s > 0; s /= 2)
-        eight[0] += __shfl_xor_sync(~0u, eight[0], s);
-    return eight[0];
+    return rows_tree(part);
 }
 
 static __device__ __forceinline__ float element(const norm_args &p, const char *x, int64_t j, float factor)
@@ -210,7 +195,7 @@ static __global__ void __launch_bounds__(THREADS, 2) head_warp(const __grid_cons
         store(out, j, element(p, x, j, factor), p.out_bf16);
 }
 
-/* A head by a block, whose last warps make the angles while x is on its way. A pair of columns is one of neighbouring
+/* A head by a block, whose last warps make the angles while x is loaded. A pair of columns is one of neighbouring
  * threads. */
 static __global__ void __launch_bounds__(THREADS, 2) head_block(const __grid_constant__ norm_args p)
 {

@@ -367,10 +367,9 @@ static __device__ __forceinline__ void publish_sums(const q8_0_tma_args &a, char
     pipeline_advance(sums, SUM_BUFFERS);
 }
 
-/* Releases a stage, by a whole warp. ptxas waits for no data of ld.shared and ldmatrix in front of an arrive, and the
- * arrive overtakes them where loads of another CTA fill the multiprocessor's queue: TMA then writes over what is still
- * to be read. So it comes behind a branch that follows the products: what multiplies the data has been issued where a
- * block ends. A dependency on the data instead costs 36 to 70 us of a token of DeepSeek-V4-Flash. */
+/* Releases a stage, by a whole warp, behind a branch that follows the products: what multiplies the data has been
+ * issued where a block ends, so that the arrive cannot overtake the loads (cuda/sm90/await.cuh). The dependency on the
+ * data that is there costs 36 to 70 us of a token of DeepSeek-V4-Flash. */
 static __device__ __forceinline__ void release_stage(uint32_t bar, int lane)
 {
     __syncwarp(); /* every lane's reads of the stage come before its release */
