@@ -154,18 +154,19 @@ static ridge_status read_pins(ridge_device *device, const char *text)
 static ridge_status list_rows(ridge_device *device)
 {
     const ridge_kernel *kernel;
-    int used = 0;
+    int next[RIDGE_OPS + 1] = {0};
 
     device->row = calloc((size_t)ridge_kernel_count() + 1, sizeof *device->row);
     if (!device->row)
         return ridge_fail(RIDGE_ERR_DEVICE, "out of memory");
-    for (int op = 0; op < RIDGE_OPS; op++) {
-        device->first[op] = used;
-        for (int i = 0; (kernel = ridge_kernel_at(i)) != NULL; i++)
-            if ((int)kernel->op == op && ridge_kernel_backend(kernel) == device->backend_id)
-                device->row[used++] = kernel;
-    }
-    device->first[RIDGE_OPS] = used;
+    for (int i = 0; (kernel = ridge_kernel_at(i)) != NULL; i++)
+        next[kernel->op + 1] += ridge_kernel_backend(kernel) == device->backend_id;
+    for (int op = 0; op < RIDGE_OPS; op++)
+        next[op + 1] += next[op];
+    memcpy(device->first, next, sizeof next);
+    for (int i = 0; (kernel = ridge_kernel_at(i)) != NULL; i++)
+        if (ridge_kernel_backend(kernel) == device->backend_id)
+            device->row[next[kernel->op]++] = kernel;
     return RIDGE_OK;
 }
 
