@@ -93,10 +93,11 @@ static float block_step(float acc, const block_values *w, const int8_t *codes, f
 {
     int32_t dot[2] = {0, 0}, sum[2] = {0, 0};
 
-    for (int i = 0; i < 32; i++) {
-        dot[i / 16] += w->code[i] * codes[i];
-        sum[i / 16] += codes[i];
-    }
+    for (int half = 0; half < 2; half++)
+        for (int i = 16 * half; i < 16 * half + 16; i++) {
+            dot[half] += w->code[i] * codes[i];
+            sum[half] += codes[i];
+        }
     acc = ridge_q8_0_step(acc, w->scale, xs, w->sub[0] * dot[0] + w->sub[1] * dot[1]);
     if (minima == BLOCK_MIN_32)
         acc = ridge_block_min_step(acc, w->min[0], ridge_block_x_sum(xs, sum[0] + sum[1]));

@@ -32,6 +32,16 @@ static void decode_mxfp4(const uint8_t *block, block_values *to)
     }
 }
 
+/* Codes 32 b .. of a block of 256: `bits` of each byte from `low` on, those of block b next to those of block b - 1,
+ * until a byte has no more. */
+static void codes_of(const uint8_t *low, int bits, int b, int8_t *code)
+{
+    const int each = 8 / bits, shift = bits * (b % each);
+
+    for (int i = 0; i < 32; i++)
+        code[i] = (int8_t)(low[32 * (b / each) + i] >> shift & ((1 << bits) - 1));
+}
+
 /* d, dmin and eight 6-bit scales and minima in 12 bytes, of Q4_K and Q5_K. */
 static void scales_of_k(const uint8_t *block, int b, block_values *to)
 {
@@ -51,6 +61,7 @@ static void scales_of_k(const uint8_t *block, int b, block_values *to)
 
 static void decode_q2_k(const uint8_t *block, int b, block_values *to)
 {
+    codes_of(block + 16, 2, b, to->code);
     to->scale = half(block + 80);
     for (int i = 0; i < 2; i++) {
         to->sub[i] = block[2 * b + i] & 15;
@@ -60,11 +71,14 @@ static void decode_q2_k(const uint8_t *block, int b, block_values *to)
 
 static void decode_q6_k(const uint8_t *block, int b, block_values *to)
 {
+    const uint8_t *low = block + 64 * (b / 4) + 32 * (b % 2);
+
     to->scale = half(block + 208);
     for (int i = 0; i < 2; i++)
         to->sub[i] = (int8_t)block[192 + 2 * b + i];
+    codes_of(block + 128, 2, b, to->code); /* the high bits */
     for (int i = 0; i < 32; i++)
-        to->code[i] = (int8_t)(to->code[i] - 32);
+        to->code[i] = (int8_t)((to->code[i] << 4 | (low[i] >> 4 * (b / 2 % 2) & 15)) - 32);
 }
 
 static void decode_iq2_xxs(const uint8_t *block, int b, block_values *to)
@@ -73,10 +87,14 @@ static void decode_iq2_xxs(const uint8_t *block, int b, block_values *to)
     const uint32_t word = block_read32(at + 4);
 
     to->scale = half(block) * (float)(2 * (word >> 28) + 1) * 0.125f;
-    for (int i = 0; i < 32; i++) {
-        const int size = ridge_iq2_magnitude(ridge_iq2_xxs_grid[at[i / 8]] >> 2 * (i % 8) & 3);
+    for (int j = 0; j < 4; j++) {
+        const unsigned grid = ridge_iq2_xxs_grid[at[j]], signs = ridge_iq2_signs(word >> 7 * j & 127);
 
-        to->code[i] = (int8_t)(ridge_iq2_signs(word >> 7 * (i / 8) & 127) >> i % 8 & 1 ? -size : size);
+        for (int i = 0; i < 8; i++) {
+            const int size = ridge_iq2_magnitude(grid >> 2 * i & 3);
+
+            to->code[8 * j + i] = (int8_t)(signs >> i & 1 ? -size : size);
+        }
     }
 }
 
@@ -84,9 +102,6 @@ void ridge_block_decode(uint32_t format, const uint8_t *block, int b, block_valu
 {
     to->sub[0] = to->sub[1] = 1;
     to->min[0] = to->min[1] = 0;
-    if (format == RIDGE_Q2_K || format == RIDGE_Q4_K || format == RIDGE_Q5_K || format == RIDGE_Q6_K)
-        for (int i = 0; i < 32; i++)
-            to->code[i] = (int8_t)block_code(format, block, 32 * b + i);
     switch (format) {
     case RIDGE_Q4_0:
         to->scale = half(block);
@@ -108,8 +123,14 @@ void ridge_block_decode(uint32_t format, const uint8_t *block, int b, block_valu
         decode_q2_k(block, b, to);
         break;
     case RIDGE_Q4_K:
+        scales_of_k(block, b, to);
+        codes_of(block + 16, 4, b, to->code);
+        break;
     case RIDGE_Q5_K:
         scales_of_k(block, b, to);
+        codes_of(block + 48, 4, b, to->code);
+        for (int i = 0; i < 32; i++)
+            to->code[i] = (int8_t)(to->code[i] | (block[16 + i] >> b & 1) << 4);
         break;
     case RIDGE_Q6_K:
         decode_q6_k(block, b, to);
