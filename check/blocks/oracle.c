@@ -86,25 +86,30 @@ estimate oracle_block_product(uint32_t format, int64_t cols, const uint8_t *from
     for (int64_t b = 0; b < blocks; b++) {
         const int8_t *x = codes + 32 * b;
         const double xs = (double)scales[b];
-        double dot = 0, x_sum[2] = {0, 0}, integer = 0;
+        double part[4] = {0}, dot; /* side by side */
+        int x_sum[2] = {0, 0}, integer = 0;
         block_values v;
 
         ridge_block_decode(format, from + 32 * b / f.columns * f.bytes, (int)(b % (f.columns / 32)), &v);
-        for (int i = 0; i < 32; i++) {
-            dot += (double)w[32 * b + i] * x[i];
-            infinite = infinite || isinf(w[32 * b + i]); /* of a scale whose products with codes may be finite */
-            integer += (double)(v.sub[i / 16] * v.code[i] * x[i]);
-            x_sum[i / 16] += x[i];
-        }
+        for (int half = 0; half < 2; half++)
+            for (int i = 16 * half; i < 16 * half + 16; i++) {
+                integer += v.sub[half] * v.code[i] * x[i];
+                x_sum[half] += x[i];
+            }
+        for (int i = 0; i < 32; i++)
+            part[i % 4] += (double)w[32 * b + i] * x[i];
+        for (int i = 0; i < 32; i++)
+            infinite |= isinf(w[32 * b + i]) != 0; /* of a scale whose products with codes may be finite */
+        dot = part[0] + part[1] + (part[2] + part[3]);
         if (isnan((double)v.scale * xs) || (minima && (isnan((double)v.min[0] * xs) || isnan((double)v.min[1] * xs))))
             return (estimate){NAN, 0};
         infinite = infinite || !isfinite((float)(v.scale * xs)) || !isfinite(v.min[0]) || !isfinite(v.min[1]);
-        infinite = infinite || (minima && fabs(xs) * (fabs(x_sum[0]) + fabs(x_sum[1])) > 0x1p127); /* times 0: NaN */
+        infinite = infinite || (minima && fabs(xs) * (abs(x_sum[0]) + abs(x_sum[1])) > 0x1p127); /* times 0: NaN */
         sum += xs * dot;
         size += fabs((double)v.scale * xs * integer);
         for (int i = 0; i < 2; i++)
             size += fabs((double)v.min[i] * xs * x_sum[i]) + 16 * 127 * 0x1p-24 * fabs((double)v.min[i] * xs);
-        tiny += fabs(integer) * 0x1p-149 + 0x1p-140;
+        tiny += abs(integer) * 0x1p-149 + 0x1p-140;
     }
     if (infinite || size > 0x1p120) /* an intermediate may be infinite, and two of them NaN */
         return (estimate){0, INFINITY};

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "check/blocks/blocks.h"
 #include "moe.h"
@@ -371,10 +372,8 @@ static estimate block_product(const oracle_run *s, int arg, int64_t e, int64_t r
                                 u == block_units(cols) - 1 ? block_last_runs(cols) : 2, (int)(r % BLOCK_ROWS),
                                 (int)(cols - 256 * u < 256 ? cols / 32 - 8 * u : 8),
                                 blocks + 256 * u / f.columns * f.bytes);
-    for (int64_t j = 0; j < cols; j++)
-        codes[j] = (int8_t)oracle_in(s, 0, t, x0 + j);
-    for (int64_t b = 0; b < cols / 32; b++)
-        scales[b] = (float)oracle_in(s, 1, t, x0 / 32 + b);
+    memcpy(codes, oracle_address(s->im, s->im->host, 0, t, x0), (size_t)cols);
+    memcpy(scales, oracle_address(s->im, s->im->host, 1, t, x0 / 32), (size_t)cols / 32 * sizeof *scales);
     if (ridge_dequantize(block_file_types[format], blocks, cols, w) == RIDGE_OK)
         y = oracle_block_product(format, cols, blocks, w, codes, scales);
     free(blocks);
@@ -392,6 +391,9 @@ static estimate product(const oracle_run *s, int arg, int64_t e, int64_t r, int6
     const int64_t cols = call->dim[1], block = form == RIDGE_I8 ? 32 : 128;
     const bool fp8 = call->arg[0].dtype == RIDGE_E4M3;
     const int64_t pair = call->op == RIDGE_MOE_DOWN ? t * call->dim[4] + (cols ? x0 / cols : 0) : t;
+    const size_t x_size = ridge_dtype_size(call->arg[0].dtype), w_size = ridge_dtype_size(form);
+    const char *x_row = oracle_address(s->im, s->im->host, 0, t, x0);
+    const char *w_row = oracle_address(s->im, s->im->host, arg, e, r * cols);
     double sum = 0, size = 0, tiny = 0;
     bool infinite = false;
 
@@ -404,10 +406,11 @@ static estimate product(const oracle_run *s, int arg, int64_t e, int64_t r, int6
         double dot = 0, all = 0;
 
         for (int64_t j = b * block; j < cols && j < (b + 1) * block; j++) {
-            const double x = oracle_in(s, 0, t, x0 + j);
-            const double v = oracle_in(s, arg, e, r * cols + j) * (fp8                  ? x * xs * ws
-                                                                   : form == RIDGE_E4M3 ? (double)(float)(x * ws)
-                                                                                        : x);
+            const double x = dtype_load(x_row + (size_t)j * x_size, call->arg[0].dtype);
+            const double v =
+                dtype_load(w_row + (size_t)j * w_size, form) * (fp8                  ? x * xs * ws
+                                                                : form == RIDGE_E4M3 ? (double)(float)(x * ws)
+                                                                                     : x);
 
             dot += v;
             all += fabs(v);
