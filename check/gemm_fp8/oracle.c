@@ -58,24 +58,20 @@ static double scale(const image *im, int arg, uint32_t mode, int64_t r, int64_t 
     return dtype_load(oracle_address(im, im->host, arg, row, col), RIDGE_F32);
 }
 
-/* Sum of products and of their magnitudes; four chains, because one is bound by the latency of an addition. */
+/* Sum of products and of their magnitudes, in any order: float64 has bits to spare. */
 static void dot(const double *a, const double *b, int64_t n, double *sum, double *mass)
 {
-    double s0 = 0, s1 = 0, s2 = 0, s3 = 0, m0 = 0, m1 = 0, m2 = 0, m3 = 0;
-    int64_t x = 0;
+    double s = 0, m = 0;
 
-    for (; x + 4 <= n; x += 4) {
-        const double p0 = a[x] * b[x], p1 = a[x + 1] * b[x + 1], p2 = a[x + 2] * b[x + 2], p3 = a[x + 3] * b[x + 3];
+#pragma omp simd reduction(+ : s, m)
+    for (int64_t x = 0; x < n; x++) {
+        const double p = a[x] * b[x];
 
-        s0 += p0, s1 += p1, s2 += p2, s3 += p3;
-        m0 += fabs(p0), m1 += fabs(p1), m2 += fabs(p2), m3 += fabs(p3);
+        s += p;
+        m += fabs(p);
     }
-    for (; x < n; x++) {
-        s0 += a[x] * b[x];
-        m0 += fabs(a[x] * b[x]);
-    }
-    *sum = (s0 + s1) + (s2 + s3);
-    *mass = (m0 + m1) + (m2 + m3);
+    *sum = s;
+    *mass = m;
 }
 
 /* One element: the sum in float64, and how far a row may be from it. Two terms of the bound are for what the others
