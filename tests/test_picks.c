@@ -331,7 +331,7 @@ TEST(hopper_keeps_its_cross_entropy)
 /* A line of a tuning file decides between rows of one arithmetic, not between two. */
 TEST(tuning_files_do_not_mix_arithmetic)
 {
-    static const char text[] = "gemm_fp8 m=100 n=4096 k=4096\tcuda.gemm_fp8.mma_f16.128x64\t1\n"
+    static const char text[] = "gemm_fp8 m=100 n=4096 k=4096\tcuda.gemm_fp8.mma_f16cvt.128x96\t1\n"
                                "gemm_fp8 m=200 n=4096 k=4096\tcuda.gemm_fp8.mma_fp8.128x64\t1\n";
     static const struct {
         const char *model;
@@ -355,7 +355,7 @@ TEST(tuning_files_do_not_mix_arithmetic)
         assert_int_equal(ridge_open(want[i].model, &device), RIDGE_OK);
         assert_int_equal(ridge_pick(device, &call, SIZE_MAX, &name), RIDGE_OK);
         assert_int_equal(strstr(text, name) != NULL && ridge_kernel_find(name, strlen(name)) &&
-                             strcmp(name + 14, want[i].m == 100 ? "mma_f16.128x64" : "mma_fp8.128x64") == 0,
+                             strcmp(name + 14, want[i].m == 100 ? "mma_f16cvt.128x96" : "mma_fp8.128x64") == 0,
                          want[i].followed);
         ridge_close(device);
     }

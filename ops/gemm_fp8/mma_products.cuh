@@ -9,8 +9,10 @@
 enum { KIND_DECODE = 0, KIND_CONVERT, KIND_FP8 };
 enum { BK = 128 };
 
-/* Kernels that no launch picks on a GPU have no body there: before sm_89, all but those that decode. */
-#if __CUDA_ARCH__ >= 890
+/* Kernels without a row on a GPU have no body there: before sm_89 all but those that decode, after sm_90 those. */
+#if __CUDA_ARCH__ > 900
+#define MMA_RUNS(kind) ((kind) != KIND_DECODE)
+#elif __CUDA_ARCH__ >= 890
 #define MMA_RUNS(kind) true
 #else
 #define MMA_RUNS(kind) ((kind) == KIND_DECODE)
