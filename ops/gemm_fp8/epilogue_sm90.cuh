@@ -45,12 +45,14 @@ template <int DTYPE> static __device__ __forceinline__ float gemm_bias(const gem
     return p.bias_f32 ? ((const float *)p.bias)[first + col] : num_load<DTYPE>(p.bias, first + col);
 }
 
-/* The same by what the kernel writes. OUT_ANY: 0, since gemm_store reads its own. */
+/* The same by what the kernel writes. */
 template <int OUT> static __device__ __forceinline__ float gemm_bias_of(const gemm_args &p, int first, int col)
 {
-    return OUT == OUT_BF16  ? gemm_bias<RIDGE_BF16>(p, first, col)
-           : OUT == OUT_F32 ? gemm_bias<RIDGE_F32>(p, first, col)
-                            : 0.0f;
+    if (OUT == OUT_BF16 || (OUT == OUT_ANY && p.dtype == RIDGE_BF16))
+        return gemm_bias<RIDGE_BF16>(p, first, col);
+    if (OUT == OUT_ANY && p.dtype == RIDGE_F16)
+        return gemm_bias<RIDGE_F16>(p, first, col);
+    return gemm_bias<RIDGE_F32>(p, first, col);
 }
 
 /* Thread t of the warpgroup brings the bias of column t of the tile, loads that of column 128 + t, and reads those of
@@ -317,38 +319,81 @@ static __device__ __forceinline__ void gemm_store_f32(const gemm_args &p, gemm_m
         ptx_mbarrier_arrive(ptx_shared(&s->d_written[warpgroup]));
 }
 
-/* OUT_ANY: 64 x BLOCK_N results with their bias, that of the group from `first` on, to any dtype and address. */
-template <class T, int MODE, int DTYPE>
-static __device__ __forceinline__ void gemm_store(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup, int slice,
-                                                  int first_row, int last, int first_col, int first, float *fin)
+/* 64 x COLS results from shared memory to D, by all threads of the warpgroup. With accumulation eight loads of D are in
+ * flight a thread. */
+template <int COLS, int DTYPE>
+static __device__ __forceinline__ void gemm_store_columns(const gemm_args &p, const float *panel, int first_row,
+                                                          int last, int first_col)
 {
-    const int thread = threadIdx.x % 128, lane = thread % 32, local = thread / 32 * 16 + lane / 4, pair = lane % 4;
+    enum { TOGETHER = 8 };
+    static_assert(64 * COLS % (128 * TOGETHER) == 0, "no rest");
 
-    if (p.bias)
+#pragma unroll 1
+    for (int first = threadIdx.x % 128; first < 64 * COLS; first += 128 * TOGETHER) {
+        float x[TOGETHER];
+
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            const int row = first_row + (first + 128 * i) / COLS, col = first_col + (first + 128 * i) % COLS;
+
+            x[i] = panel[first + 128 * i];
+            if (p.accumulate && row < last && col < p.n)
+                x[i] += num_load<DTYPE>(p.out, row * p.stride + col);
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            const int row = first_row + (first + 128 * i) / COLS, col = first_col + (first + 128 * i) % COLS;
+
+            if (row < last && col < p.n)
+                num_store<DTYPE>(p.out, row * p.stride + col, x[i]);
+        }
+    }
+}
+
+/* OUT_ANY: 64 x BLOCK_N results to any dtype and address. Where TMA cannot store them, half of the columns at a time
+ * go through the slice's panels as f32 and from there by a loop: unrolled over the registers, for each dtype, it was
+ * half of gemm_fp8's device code. */
+template <class T, int MODE>
+static __device__ __forceinline__ void gemm_store_any(const gemm_args &p, gemm_memory<T, MODE> *s, int warpgroup,
+                                                      int slice, int first_row, int last, int first_col,
+                                                      const float *fin)
+{
+    enum { COLS = T::BLOCK_N / 2 };
+    const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+    float *panel = (float *)(s->d + (warpgroup * T::SLICES + slice) * (64 * T::BLOCK_N * 2));
+
+    if (p.dtype != RIDGE_F32 && p.aligned && !p.accumulate) {
+        uint32_t words[T::BLOCK_N / 4];
+
+        if (p.dtype == RIDGE_BF16)
+            gemm_pack<T::BLOCK_N, RIDGE_BF16>(fin, words);
+        else
+            gemm_pack<T::BLOCK_N, RIDGE_F16>(fin, words);
+        gemm_store_panels<T, MODE>(p, s, warpgroup, slice, first_row, last, first_col, words);
+        return;
+    }
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+        const int col = first_col + half * COLS;
+
+        ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* orders earlier reads before these writes */
 #pragma unroll
         for (int j = 0; j < T::BLOCK_N / 8; j++) {
-            const float x = gemm_bias<DTYPE>(p, first, first_col + 8 * j + 2 * pair);
-            const float y = gemm_bias<DTYPE>(p, first, first_col + 8 * j + 2 * pair + 1);
+            float *to = panel + row * COLS + 8 * j % COLS + 2 * (thread % 4);
 
-            fin[4 * j] += x;
-            fin[4 * j + 1] += y;
-            fin[4 * j + 2] += x;
-            fin[4 * j + 3] += y;
+            if (8 * j / COLS != half)
+                continue;
+            *(float2 *)to = make_float2(fin[4 * j], fin[4 * j + 1]);
+            *(float2 *)(to + 8 * COLS) = make_float2(fin[4 * j + 2], fin[4 * j + 3]);
         }
-    if constexpr (DTYPE != RIDGE_F32)
-        if (p.aligned && !p.accumulate) {
-            uint32_t words[T::BLOCK_N / 4];
-
-            gemm_pack<T::BLOCK_N, DTYPE>(fin, words);
-            gemm_store_panels<T, MODE>(p, s, warpgroup, slice, first_row, last, first_col, words);
-            return;
-        }
-#pragma unroll
-    for (int j = 0; j < T::BLOCK_N / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            gemm_store_one<DTYPE>(p, first_row + local + i / 2 * 8, last, first_col + 8 * j + 2 * pair + i % 2,
-                                  fin[4 * j + i]);
+        ptx_barrier_sync(1 + T::WARPGROUPS + warpgroup, 128); /* orders all threads' writes before the reads */
+        if (p.dtype == RIDGE_BF16)
+            gemm_store_columns<COLS, RIDGE_BF16>(p, panel, first_row, last, col);
+        else if (p.dtype == RIDGE_F16)
+            gemm_store_columns<COLS, RIDGE_F16>(p, panel, first_row, last, col);
+        else
+            gemm_store_columns<COLS, RIDGE_F32>(p, panel, first_row, last, col);
+    }
 }
 
 #endif

@@ -227,18 +227,14 @@ static __device__ __forceinline__ void gemm_epilogue(const gemm_args &p, gemm_me
 
         if (MODE == SCALE_EPILOGUE && (T::GROUPED != (int)GROUPED_K || group.scale_b >= 0))
             gemm_scale_epilogue<T, MODE>(p, s, warpgroup, local + slice * 64, row, last, col, group.scale_b, part);
-        if (OUT != OUT_ANY && p.bias)
+        if (p.bias)
             gemm_add_bias<T, OUT>(p, s->bias[warpgroup], warpgroup, bias, group.b_row, col, part);
         if (OUT == OUT_BF16)
             gemm_store_bf16<T, MODE>(p, s, warpgroup, slice, first_row, last, col, part);
         else if (OUT == OUT_F32)
             gemm_store_f32<T, MODE>(p, s, warpgroup, slice, first_row, last, col, parity, part);
-        else if (p.dtype == RIDGE_BF16)
-            gemm_store<T, MODE, RIDGE_BF16>(p, s, warpgroup, slice, first_row, last, col, group.b_row, part);
-        else if (p.dtype == RIDGE_F16)
-            gemm_store<T, MODE, RIDGE_F16>(p, s, warpgroup, slice, first_row, last, col, group.b_row, part);
         else
-            gemm_store<T, MODE, RIDGE_F32>(p, s, warpgroup, slice, first_row, last, col, group.b_row, part);
+            gemm_store_any<T, MODE>(p, s, warpgroup, slice, first_row, last, col, part);
     }
 }
 
@@ -364,10 +360,10 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
                 unit = gemm_read_unit(&s->unit[++number % UNITS]);
                 continue;
             }
-            if (MODE != SCALE_1D1D) /* else there is no register for it before */
+            if (MODE != SCALE_1D1D && OUT != OUT_ANY) /* else there is no register for it before */
                 bias = gemm_bias_of<OUT>(p, gemm_first_bias<T, MODE>(p, s, number), col + thread);
             gemm_consume<T, MODE, FORMATS>(p, s, at, split, &ring, unit, warpgroup, fin);
-            if (MODE == SCALE_1D1D)
+            if (MODE == SCALE_1D1D || OUT == OUT_ANY)
                 bias = gemm_bias_of<OUT>(p, gemm_first_bias<T, MODE>(p, s, number), col + thread);
             if (T::GROUPED) {
                 const gemm_group group = s->group[number % UNITS];
