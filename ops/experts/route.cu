@@ -55,7 +55,7 @@ static __global__ void __launch_bounds__(TOKENS *THREADS) moe_route_bwd(const __
     float *const shared = all[threadIdx.x / 32];
     const int lane = threadIdx.x % 32;
     const int64_t t = (int64_t)blockIdx.x * TOKENS + threadIdx.x / 32;
-    float logit[PER], score[PER], w, d, g, dot;
+    float logit[PER], score[PER], own_score, w, d, g, dot;
     bool bad, valid;
     int id;
 
@@ -71,6 +71,12 @@ static __global__ void __launch_bounds__(TOKENS *THREADS) moe_route_bwd(const __
     id = lane < p.slots ? p.ids[t * p.ids_stride + lane] : -1;
     valid = id >= 0 && id < p.experts;
     w = valid && !bad ? shared[id] : 0.0f;
+    own_score = valid ? shared[id] : 0.0f;
+    __syncwarp(); /* the scores are read before the logits take their place */
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        shared[lane + 32 * i] = logit[i];
+    __syncwarp(); /* the logits are written before they are read */
     if (p.rule == RIDGE_ROUTE_TOPK_SOFTMAX) {
         const float max = warp_max(valid ? w : __uint_as_float(0xff800000u));
 
@@ -86,6 +92,8 @@ static __global__ void __launch_bounds__(TOKENS *THREADS) moe_route_bwd(const __
     }
     dot = sum_slots(valid ? d * w : 0.0f, p.slots);
     g = p.rule == RIDGE_ROUTE_TOPK_SOFTMAX ? w * (d - dot) : d;
+    if (p.rule >= RIDGE_ROUTE_SIGMOID && valid)
+        g = ridge_route_bwd_score(p.rule, g, own_score, shared[id]);
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         const int e = lane + 32 * i;
@@ -98,8 +106,7 @@ static __global__ void __launch_bounds__(TOKENS *THREADS) moe_route_bwd(const __
 
             chosen |= its;
             if (its)
-                sum += p.rule >= RIDGE_ROUTE_SIGMOID ? ridge_route_bwd_score(p.rule, of_slot, score[i], logit[i])
-                                                     : of_slot;
+                sum += of_slot;
         }
         if (p.rule == RIDGE_ROUTE_SOFTMAX)
             sum = score[i] * (sum - dot);
