@@ -81,7 +81,7 @@ static ridge_status read_sizes(const lm_meta *m, lm_config *c)
 
 static ridge_status read_experts(const lm_meta *m, lm_config *c)
 {
-    TRY(lm_meta_integer(m, ".expert_count", 0, RIDGE_MOE_MAX_EXPERTS, &c->experts));
+    TRY(lm_meta_integer(m, ".expert_count", c->family->experts, RIDGE_MOE_MAX_EXPERTS, &c->experts));
     if (!c->experts)
         return c->family->experts ? lm_fail(RIDGE_ERR_FILE, "%s.expert_count is missing", m->arch) : RIDGE_OK;
     if (!c->family->experts)

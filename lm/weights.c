@@ -47,8 +47,11 @@ static ridge_status find_experts(lm_loader *l, const char *name, int64_t experts
         if (ridge_file_tensor(l->lm->file, i) == e)
             l->used[i] = true;
     if (!has_shape(e, experts, rows, cols, more))
-        return lm_fail(RIDGE_ERR_FILE, "tensor %s has another shape than %" PRId64 " x %" PRId64, name, rows,
-                       cols ? cols : 1);
+        return experts
+                   ? lm_fail(RIDGE_ERR_FILE, "tensor %s has another shape than %" PRId64 " x %" PRId64 " x %" PRId64,
+                             name, experts, rows, cols)
+                   : lm_fail(RIDGE_ERR_FILE, "tensor %s has another shape than %" PRId64 " x %" PRId64, name, rows,
+                             cols ? cols : 1);
     if (!type || !type->dequantize || (!cols && !plain))
         return lm_fail(RIDGE_ERR_UNSUPPORTED, "tensor %s is of type %s, which has no conversion here", name,
                        type ? type->name : "(none)");

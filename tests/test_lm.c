@@ -267,6 +267,31 @@ TEST(numbers_that_no_model_has_are_refused_by_key)
     }
 }
 
+TEST(experts_that_no_model_has_are_refused_by_key)
+{
+    static const struct {
+        const char *key;
+        uint32_t kind;
+        double number;
+        const char *named;
+    } list[] = {
+        {".expert_count", RIDGE_META_U32, 0, "expert_count is 0, outside 1 .. 1024"},
+        {".expert_count", RIDGE_META_U32, 1025, "expert_count is 1025"},
+        {".expert_count", RIDGE_META_ARRAY, 0, "expert_count is missing"},
+        {".expert_count", RIDGE_META_U32, LM_EXPERTS + 1, "ffn_gate_exps.weight has another shape than 7 x 32 x 64"},
+        {".expert_used_count", RIDGE_META_U32, LM_EXPERTS + 1, "expert_used_count is 7, outside 1 .. 6"},
+        {".expert_used_count", RIDGE_META_U32, 0, "expert_used_count is 0"},
+        {".expert_used_count", RIDGE_META_ARRAY, 0, "expert_used_count is missing"},
+        {".expert_feed_forward_length", RIDGE_META_U32, 33, "experts of 33 rows"},
+        {".expert_feed_forward_length", RIDGE_META_U32, 64, "6 x 64 x 64"},
+    };
+
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+        expect_refused("qwen3moe", (lm_spoil){.key = list[i].key, .kind = list[i].kind, .number = list[i].number},
+                       list[i].named);
+    expect_refused("gpt-oss", (lm_spoil){.key = ".expert_count", .kind = RIDGE_META_U32, .number = 4}, "4");
+}
+
 TEST(files_of_another_form_are_refused_by_name)
 {
     expect_refused("mamba", (lm_spoil){0}, "mamba");
@@ -352,6 +377,7 @@ int main(void)
         cmocka_unit_test(draws_follow_the_probabilities_and_the_seed),
         cmocka_unit_test(text_on_a_terminal_is_whole_characters_and_no_control_sequences),
         cmocka_unit_test(numbers_that_no_model_has_are_refused_by_key),
+        cmocka_unit_test(experts_that_no_model_has_are_refused_by_key),
         cmocka_unit_test(files_of_another_form_are_refused_by_name),
         cmocka_unit_test(weights_stay_in_the_format_of_the_file_unless_asked_for),
         cmocka_unit_test(what_does_not_fit_is_refused_with_its_size),
