@@ -535,6 +535,13 @@ def bench_takes_weights_of_zeros_of_subnormals_and_of_numbers_whose_logits_overf
 
 
 @test
+def bench_says_that_it_leaves_out_experts(d):
+    safetensors(d / "in", {"w": ("F32", [4, 32], None)} | {f"blk.{i}.ffn_{k}_exps.weight": ("BF16", [2, 4, 32], None) for i in (0, 1) for k in ("up", "down")})
+    status, out, err = run("bench", "--weights", d / "in", "--device", "cpu:c")
+    check(status == 0 and "4 tensors of experts are left out" in err, out[-200:], err)
+
+
+@test
 def bench_looks_at_every_tensor_once(d):
     """Twice as many tensors took four times as long: 45 minutes for the 200000 of this test's ten-fold."""
     safetensors(d / "in", {f"model.layers.{i}.mlp.{what}_proj.weight": ("F32", [1, 1], None) for i in range(10000) for what in ("gate", "up")})
