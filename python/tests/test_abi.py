@@ -157,5 +157,8 @@ def test_every_options_struct_belongs_to_an_op():
     listed = [tuple(name for name, _ in struct._fields_) for struct in set(_core.OPTIONS.values())]
     for name, text in _core.A.OPTIONS.items():
         assert tuple(item.split()[1] for item in text.split(", ")) in listed, name
+    for op in _core.A.OPS_BY_NAME:  # block_gate_up_swiglu's could not
+        if "swiglu" in op:
+            assert ridge.new_call(op, options={"limit": 7.0}), op
     call = ridge.new_call("attention_decode", options={"scale": 0.5, "window": 7})
     assert bytes(call)[_core.Call.opt.offset:][:12] == (7).to_bytes(8, "little") + bytes.fromhex("0000003f")
