@@ -21,6 +21,7 @@ static void mix_cases(const ridge_op_row *op, case_level level, case_list *list)
         {"tokens=1 cols=1 n_hc=1 mixes=1", {.fill = FILL_NORMAL}},
         {"tokens=2 cols=4096 n_hc=4 mixes=24", {.fill = FILL_NORMAL, .slices = true}},
         {"tokens=9 cols=288 n_hc=4 mixes=24", {.fill = FILL_SPECIAL, .pad = 8}},
+        {"tokens=15 cols=64 n_hc=4 mixes=2", {.fill = FILL_GROUPS}},
         {"tokens=3 cols=4099 n_hc=3 mixes=7", {.fill = FILL_NORMAL, .pad = 3, .shift = 1}},
         {"tokens=2 cols=9000 n_hc=2 mixes=5", {.fill = FILL_NORMAL}},
         {"tokens=5 cols=520 n_hc=16 mixes=37", {.fill = FILL_NORMAL, .slices = true, .repeats = 50}},
@@ -118,6 +119,8 @@ static estimate mix_of(const oracle_run *s, int fn, int64_t t, int64_t i)
         size += fabs(term);
         square += x * x;
     }
+    if (isfinite(square) && !(square < 0x1p120 && size < 0x1p120)) /* f32 may overflow where float64 does not */
+        return (estimate){0, INFINITY};
     factor = 1 / sqrt(square / (double)n + (double)call->opt.hc.eps);
     return (estimate){dot * factor, 2 * rounding(call->dim[2], call->dim[1]) * size * factor + 0x1p-140};
 }
