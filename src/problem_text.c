@@ -287,6 +287,23 @@ static ridge_status no_such_field(const ridge_op_row *op, const char *name, size
                       (int)(length < 80 ? length : 80), name, text);
 }
 
+/* field: NULL for a dimension and for what is no field of the op. */
+static ridge_status bad_value(const ridge_op_row *op, const ridge_field *field, const char *text, size_t length)
+{
+    char takes[200] = "";
+    size_t used = 0;
+
+    if (field && field->kind == RIDGE_FIELD_CHOICE)
+        for (int i = 0; field->choices[i] && used < sizeof takes; i++)
+            used += (size_t)snprintf(takes + used, sizeof takes - used, " %s", field->choices[i]);
+    if (field && (field->kind == RIDGE_FIELD_DTYPE || field->kind == RIDGE_FIELD_HAS))
+        for (uint32_t dtype = 0; dtype < RIDGE_DTYPES && used < sizeof takes; dtype++)
+            if (op->arg[field->index].dtypes >> dtype & 1u)
+                used += (size_t)snprintf(takes + used, sizeof takes - used, " %s", ridge_dtype_name(dtype));
+    return ridge_fail(RIDGE_ERR_ARG, "%s: bad value in '%.*s'%s%s", op->name, (int)(length < 80 ? length : 80), text,
+                      used ? "; it takes" : "", takes);
+}
+
 ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge_call *call, ridge_problem *problem)
 {
     unsigned given = 0; /* dimensions, a bit each */
@@ -321,8 +338,7 @@ ridge_status ridge_problem_parse(const ridge_op_row *op, const char *text, ridge
             return no_such_field(op, text, name);
         }
         if (!good)
-            return ridge_fail(RIDGE_ERR_ARG, "%s: bad value in '%.*s'", op->name, (int)(length < 80 ? length : 80),
-                              text);
+            return bad_value(op, dim < op->dims ? NULL : field, text, length);
         if (given >> dim & 1u)
             return ridge_fail(RIDGE_ERR_ARG, "%s: %s= is there twice", op->name, op->dim_name[dim]);
         given |= dim < op->dims ? 1u << dim : 0;

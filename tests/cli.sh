@@ -33,6 +33,9 @@ expect 0 "* cpu.swiglu_fwd.c " "$ridge" explain $problem --device cpu:c
 expect 1 "unknown model 'sm99' (c, avx2" "$ridge" explain $problem --device model:sm99
 expect 2 "no operand is aligned to 1 byte" "$ridge" explain $problem align=1 --device cpu
 expect 2 "there is no field 'colour'; the fields are rows= cols= dtype= act= " "$ridge" explain swiglu_fwd rows=8 colour=red
+expect 2 "moe_route: bad value in 'rule=top2'; it takes softmax topk_softmax sigmoid sqrt_softplus" \
+    "$ridge" explain moe_route tokens=1 experts=8 slots=2 rule=top2
+expect 2 "block_matmul: bad value in 'w=q3_k'; it takes q4_0 q4_1 q8_0 mxfp4 q2_k" "$ridge" explain block_matmul w=q3_k
 expect 2 "there is no field 'm'; the fields are rows= " "$ridge" bench swiglu_fwd m=64
 expect 1 "no kernel row matches 'nosuch'" "$ridge" test --device cpu --kernel nosuch --quiet
 expect 1 "no kernel row of multiply matches 'nosuch'" "$ridge" test multiply --device cpu --kernel nosuch --quiet
