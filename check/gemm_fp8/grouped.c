@@ -505,7 +505,9 @@ static const planted_fault faults[] = {
 /* All rows of D belong to a group. */
 static const char *const fault_problems[] = {
     "gemm_fp8_grouped m=75 n=136 k=304 groups=5 d=f32 bad=1 bias=1 variant=2 pad=16",
+    "gemm_fp8_grouped m=75 n=136 k=304 groups=5 scales=row128_row128 d=bf16 bad=1 bias=1 variant=2 pad=16",
     "gemm_fp8_grouped mode=k m=64 n=136 k=1280 groups=5 scales=row128_row128 d=f32 bad=1 variant=2 pad=16",
+    "gemm_fp8_grouped mode=k m=64 n=136 k=1280 groups=5 scales=row128_row128 d=bf16 bad=1 variant=2 pad=16",
     NULL,
 };
 

@@ -328,6 +328,7 @@ static const suite_row suites[] = {
 static const char *const fault_problems[] = {
     "embed tokens=5 cols=256 vocab=9 table=bf16 out=bf16 scale=3",
     "sample rows=37 vocab=25 history=4 top_k=9 temperature=0.75 penalty=3",
+    "sample rows=37 vocab=25 history=0 top_k=9 temperature=0.75",
     NULL,
 };
 

@@ -107,10 +107,18 @@ static const char *const fault_problems[] = {
     "linear_ce_eval tokens=21 hidden=72 vocab=136 dtype=bf16 bias=1 class_weight=1 label_smoothing=0.2 "
     "lse_square_scale=0.05 softcap=6 temperature=0.8 token_loss=1 lse=1 target_logit=1 entropy=1 argmax=1 accuracy=1 "
     "errors=1 ids=3 topk=5 sample=1 sample_score=1",
+    "linear_ce_eval tokens=21 hidden=72 vocab=136 dtype=bf16 bias=1 class_weight=1 label_smoothing=0.2 softcap=6 "
+    "temperature=0.8 token_loss=1 lse=1 target_logit=1 entropy=1 argmax=1 accuracy=1 errors=1 ids=3",
+    "linear_ce_eval tokens=21 hidden=72 vocab=136 dtype=f32 bias=1 class_weight=1 label_smoothing=0.2 softcap=6 "
+    "temperature=0.8 token_loss=1 lse=1 target_logit=1 entropy=1 argmax=1 accuracy=1 errors=1 ids=3",
     "linear_ce_train tokens=21 hidden=72 vocab=136 dtype=f16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 "
     "softcap=6 temperature=0.8 bias=1 dbias=1 accumulate=1 grad_scale=0.5 scale=1",
+    "linear_ce_train tokens=21 hidden=72 vocab=136 dtype=f32 class_weight=1 label_smoothing=0.2 softcap=6 "
+    "temperature=0.8 bias=1 dbias=1 accumulate=1 grad_scale=0.5 scale=1",
     "linear_ce_backward tokens=21 hidden=72 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 "
     "lse_square_scale=0.05 softcap=6 temperature=0.8 reduction=none dentropy=1 ids=4",
+    "linear_ce_backward tokens=21 hidden=72 vocab=136 dtype=f32 class_weight=1 label_smoothing=0.2 softcap=6 "
+    "temperature=0.8 reduction=none dentropy=1 ids=4",
     "ce_fwd tokens=21 vocab=136 dtype=bf16 class_weight=1 label_smoothing=0.2 lse_square_scale=0.05 softcap=6 "
     "temperature=0.8 "
     "token_loss=1 lse=1 target_logit=1 entropy=1 argmax=1 accuracy=1 errors=1",
