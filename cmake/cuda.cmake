@@ -110,7 +110,7 @@ find_library(RIDGE_CUDART cudart_static REQUIRED HINTS ${cuda_home}/lib64 ${cuda
              ${cuda_home}/targets/sbsa-linux/lib /usr/local/cuda/lib64)
 set(RIDGE_CUDA_LIBS ${RIDGE_CUDART} pthread dl rt)
 # Smaller fat binaries where nvcc can (12.9 and later): libridge.so for sm_90a alone had 4.2 MB instead of 34.5, for the
-# release list 10.4 instead of 120.9. docs/measured.md, "0.2 beside 0.1", has the time of ridge_open.
+# release list 10.4 instead of 120.9. docs/measured.md, Build and hosts, has the time of ridge_open.
 execute_process(COMMAND ${RIDGE_NVCC} --help OUTPUT_VARIABLE nvcc_help ERROR_QUIET)
 set(compress)
 if(nvcc_help MATCHES "--compress-mode")
