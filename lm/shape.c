@@ -270,23 +270,29 @@ static ridge_status make(ridge_lm *lm, const shape *s, const form *f)
 static ridge_status find(const char *name, const shape **s, const form **f)
 {
     const char *colon = strchr(name, ':');
+    const size_t length = colon ? (size_t)(colon - name) : strlen(name);
     char list[512] = "";
 
     *s = NULL;
     *f = NULL;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         snprintf(list + strlen(list), sizeof list - strlen(list), " %s", shapes[i].name);
-        if (colon && strlen(shapes[i].name) == (size_t)(colon - name) &&
-            strncmp(shapes[i].name, name, (size_t)(colon - name)) == 0)
+        if (strlen(shapes[i].name) == length && strncmp(shapes[i].name, name, length) == 0)
             *s = &shapes[i];
     }
-    snprintf(list + strlen(list), sizeof list - strlen(list), "; with");
+    if (*s)
+        list[0] = 0;
+    else
+        snprintf(list + strlen(list), sizeof list - strlen(list), "; with");
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         snprintf(list + strlen(list), sizeof list - strlen(list), " :%s", forms[i].name);
         if (colon && strcmp(forms[i].name, colon + 1) == 0)
             *f = &forms[i];
     }
-    return *s && *f ? RIDGE_OK : lm_fail(RIDGE_ERR_ARG, "'%s' is no file, and no shape: there are%s", name, list);
+    if (*s && *f)
+        return RIDGE_OK;
+    return *s ? lm_fail(RIDGE_ERR_ARG, "'%s' is a shape; behind it belongs one of%s", name, list)
+              : lm_fail(RIDGE_ERR_ARG, "'%s' is no file, and no shape: there are%s", name, list);
 }
 
 ridge_status lm_open_shape(const char *name, const ridge_device *device, ridge_lm **to)

@@ -125,6 +125,9 @@ import json, sys
 row = next(r for r in json.load(sys.stdin) if r["kernel"].startswith("cpu."))
 assert abs(row["tflops"] * row["us"] * 1e6 / (6 * 8 * 64 * 500) - 1) < 0.05, row' || fail "bench: FLOP of linear_ce_train"
 "$ridge" bench --overhead $problem --device cpu --json 2>/dev/null | python3 -c 'import json, sys; json.load(sys.stdin)' || fail "bench: no JSON"
+expect 1 "'smollm2-135m' is a shape; behind it belongs one of :q8_0 :q4_0" \
+    "$ridge" bench --model smollm2-135m --device cpu
+expect 1 "'smollm2:q8_0' is no file, and no shape: there are" "$ridge" bench --model smollm2:q8_0 --device cpu
 expect 1 "No such file" "$ridge" bench --weights "$dir/none" --device cpu
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --kernel '*.c' --csv "$dir/a.csv" # once more, appended
 [ "$(grep -c '^run,' "$dir/a.csv")" = 1 ] || fail "one header, not $(grep -c '^run,' "$dir/a.csv")"
