@@ -29,12 +29,23 @@ static __device__ __forceinline__ void ptx_mbarrier_expect(uint32_t, uint32_t)
 static __device__ __forceinline__ void ptx_mbarrier_wait(uint32_t, uint32_t)
 {
 }
-static __device__ __forceinline__ void ptx_bulk_load(uint32_t, const void *, uint32_t, uint32_t)
+static __device__ __forceinline__ void block_bulk(uint32_t, const void *, uint32_t, uint32_t)
 {
 }
 static __device__ __forceinline__ bool ptx_elect(void)
 {
     return false;
+}
+#else
+/* ptx_bulk_load of weights. A call reads them once, so that they leave L2 first: what the kernels between large ones
+ * read, their code and arguments too, then stays there from layer to layer. */
+static __device__ __forceinline__ void block_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+                 "[%3], %4;"
+                 :
+                 : "r"(to), "l"(from), "r"(bytes), "r"(bar), "l"(ptx_policy_evict_first())
+                 : "memory");
 }
 #endif
 
@@ -91,9 +102,9 @@ static __device__ __forceinline__ void block_copy_unit(const uint8_t *from, bool
     if constexpr (BULK) {
         if (ptx_elect()) {
             ptx_mbarrier_expect(bar, (uint32_t)bytes);
-            ptx_bulk_load(stage, from, (uint32_t)(tail ? codes : F::UNIT), bar);
+            block_bulk(stage, from, (uint32_t)(tail ? codes : F::UNIT), bar);
             if (tail)
-                ptx_bulk_load(stage + F::CODES, from + codes, F::UNIT - F::CODES, bar);
+                block_bulk(stage + F::CODES, from + codes, F::UNIT - F::CODES, bar);
         }
     } else {
 #pragma unroll
@@ -117,9 +128,9 @@ static __device__ __forceinline__ void block_copy_two(const uint8_t *const *from
         ptx_mbarrier_expect(bar, (uint32_t)(2 * (codes + rest)));
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            ptx_bulk_load(stage + i * BLOCK_PITCH(F::UNIT), from[i], (uint32_t)(tail ? codes : F::UNIT), bar);
+            block_bulk(stage + i * BLOCK_PITCH(F::UNIT), from[i], (uint32_t)(tail ? codes : F::UNIT), bar);
             if (tail)
-                ptx_bulk_load(stage + i * BLOCK_PITCH(F::UNIT) + F::CODES, from[i] + codes, rest, bar);
+                block_bulk(stage + i * BLOCK_PITCH(F::UNIT) + F::CODES, from[i] + codes, rest, bar);
         }
     }
 }

@@ -190,9 +190,9 @@ static __device__ __forceinline__ void expert_bulk(const uint8_t *const *from, b
     ptx_mbarrier_expect(bar, N * (codes + rest));
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        ptx_bulk_load(stage + n * EXPERT_PITCH(F::UNIT), from[n], tail ? codes : F::UNIT, bar);
+        block_bulk(stage + n * EXPERT_PITCH(F::UNIT), from[n], tail ? codes : F::UNIT, bar);
         if (tail)
-            ptx_bulk_load(stage + n * EXPERT_PITCH(F::UNIT) + F::CODES, from[n] + codes, rest, bar);
+            block_bulk(stage + n * EXPERT_PITCH(F::UNIT) + F::CODES, from[n] + codes, rest, bar);
     }
 }
 

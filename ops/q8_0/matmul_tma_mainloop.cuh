@@ -31,19 +31,23 @@ static __device__ __forceinline__ void next_step(const q8_0_tma_args &a, load_po
     }
 }
 
-/* Issues the loads of one weight's rows, to the rows of the stage from `first` on. */
+/* Issues the loads of one weight's rows, to the rows of the stage from `first` on. A call reads weights once, so that
+ * they leave L2 first: what the kernels between large ones read, their code and arguments too, then stays there from
+ * layer to layer. */
 template <int SUBS, int RAW>
 static __device__ __forceinline__ void load_rows(const q8_0_tma_args &a, const load_pos &c, uint32_t shared,
                                                  uint32_t full, int which, int row, int first)
 {
+    const uint64_t once = ptx_policy_evict_first();
+
     if (RAW) {
-        ptx_tma_load_2d(shared + c.at.stage * (SUBS * RAW_BYTES) + first * RAW_PITCH, &a.codes[which],
-                        c.k_step * (Q8_0_STEP * RIDGE_Q8_0_BYTES / 8), row, full);
+        ptx_tma_load_2d_policy(shared + c.at.stage * (SUBS * RAW_BYTES) + first * RAW_PITCH, &a.codes[which],
+                               c.k_step * (Q8_0_STEP * RIDGE_Q8_0_BYTES / 8), row, full, once);
     } else {
-        ptx_tma_load_3d(shared + c.at.stage * (SUBS * CODE_BYTES) + first * 1024, &a.codes[which], 0, row, c.k_step * 8,
-                        full);
-        ptx_tma_load_2d(shared + a.off_scales + c.at.stage * (SUBS * SCALE_BYTES) + first * SCALE_PITCH,
-                        &a.scales[which], c.k_step * Q8_0_STEP, row, full);
+        ptx_tma_load_3d_policy(shared + c.at.stage * (SUBS * CODE_BYTES) + first * 1024, &a.codes[which], 0, row,
+                               c.k_step * 8, full, once);
+        ptx_tma_load_2d_policy(shared + a.off_scales + c.at.stage * (SUBS * SCALE_BYTES) + first * SCALE_PITCH,
+                               &a.scales[which], c.k_step * Q8_0_STEP, row, full, once);
     }
 }
 
