@@ -324,12 +324,12 @@ static void add_ffn(token *t, const layer *l)
     const ridge_tensor mid = ridge_scaled(t->mid_codes, RIDGE_I8, t->mid_scales, RIDGE_SCALING_ROW32);
     ridge_call call;
 
-    add_factors(t, &l->ffn, t->res[1], 1);
     add_input(t, &l->ffn, t->res[1], t->floats);
     call = ridge_q8_0_gate_up_swiglu(1, HIDDEN, FFN, x, q8_0(&l->gate), q8_0(&l->up), f32(t->mid));
     call.opt.swiglu.limit = 10;
     t->aside[t->calls] = 1;
     add(t, "shared gate and up", call);
+    add_factors(t, &l->ffn, t->res[1], 2);
     call = ridge_moe_down(1, HIDDEN, EXPERTS, 1, 1, f32(t->floats), ridge_matrix(l->router, RIDGE_BF16), t->zero,
                           t->ones, f32(t->route)); /* the matrix of an only expert */
     add(t, "router", call);
@@ -342,7 +342,7 @@ static void add_ffn(token *t, const layer *l)
     call = ridge_moe_gate_up_swiglu(1, HIDDEN, FFN, EXPERTS, SLOTS, x, ridge_matrix(l->routed[0], t->experts[0]),
                                     ridge_matrix(l->routed[1], t->experts[0]), t->ids, mid);
     call.opt.swiglu.limit = 10;
-    t->joins[t->calls] = 1u << 1;
+    t->joins[t->calls] = 1u << 1 | 1u << 2;
     add(t, "experts' gate and up", call);
     add(t, "experts' down",
         ridge_moe_down(1, FFN, HIDDEN, EXPERTS, SLOTS, mid, ridge_matrix(l->routed[2], t->experts[1]), t->ids,
