@@ -4,9 +4,8 @@
  * it is requested at once too. Behind the last column weights and x are zeros: they turn a chain of -0 into +0 at most,
  * which the sum over the slot, from +0, would do. */
 #include "args.cuh"
-#include "cuda/mma.cuh"
 
-enum { OWN = 4, THREADS = MOE_CHAINS / OWN, STEPS = 16, COLUMNS = STEPS * MOE_CHAINS };
+enum { OWN = 4, THREADS = MOE_CHAINS / OWN, STEPS = 16 };
 
 /* Four weights: of bf16, which are read once and leave L2 first, of f32. */
 static __device__ __forceinline__ void load_word(const char *from, uint2 *to)
@@ -46,21 +45,18 @@ template <class W> static __device__ __forceinline__ void load_codes(const char 
     }
 }
 
-/* 4096 columns of x to shared memory, with as many bytes in memory as are left. */
-static __device__ __forceinline__ void copy_x(const char *from, int64_t left, int all, char *to)
-{
-    for (int at = 16 * (int)threadIdx.x; at < all; at += 16 * THREADS)
-        mma_copy16(ptx_shared(to + at), at < left ? from + at : from, at < left ? 16 : 0);
-    mma_copy_commit();
-    mma_copy_wait_for<0>();
-    __syncthreads(); /* the copies of all threads are there before they are read */
-}
+/* Four columns of x. */
+template <int X> struct row_word {
+    typedef uint4 type;
+};
+template <> struct row_word<RIDGE_BF16> {
+    typedef uint2 type;
+};
 
 template <class W, int X> static __global__ void __launch_bounds__(THREADS) moe_row(const __grid_constant__ moe_args p)
 {
-    enum { SIZE = X == RIDGE_BF16 ? 2 : 4 };
-    __shared__ __align__(16) char x[COLUMNS * SIZE];
-    __shared__ float half[2]; /* of each warp */
+    typedef typename row_word<X>::type word;
+    __shared__ float half[2][2]; /* of each warp, of every other token */
     const int first_column = OWN * (int)threadIdx.x;
     const int steps = ((int)p.cols - first_column + MOE_CHAINS - 1) / MOE_CHAINS; /* with columns of this thread */
     const int all = ((int)p.cols + MOE_CHAINS - 1) / MOE_CHAINS;
@@ -80,23 +76,23 @@ template <class W, int X> static __global__ void __launch_bounds__(THREADS) moe_
         float chain[OWN] = {}, y;
 
         for (int first = 0; first < all; first += STEPS) {
-            const int64_t column = (int64_t)first * MOE_CHAINS;
+            const word *const from_x = (const word *)(p.x + (t * p.x_stride + first_column) * (int)sizeof(word) / OWN);
+            word x[STEPS];
 
-            if (first)
-                __syncthreads(); /* x has been read before it is overwritten */
-            if (all > STEPS && (t || first))
-                load_codes(from, first, steps, code);
-            copy_x(p.x + (t * p.x_stride + column) * SIZE, (p.cols - column) * SIZE, COLUMNS * SIZE, x);
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
-                const char *const at = x + (s * MOE_CHAINS + first_column) * SIZE;
+                x[s] = {};
+                if (first + s < steps)
+                    x[s] = from_x[(first + s) * THREADS];
+            }
+            if (all > STEPS && (t || first))
+                load_codes(from, first, steps, code);
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
                 float w[OWN], v[OWN];
 
                 unpack_word(code[s], w);
-                if (X == RIDGE_BF16)
-                    unpack_word(*(const uint2 *)at, v);
-                else
-                    unpack_word(*(const uint4 *)at, v);
+                unpack_word(x[s], v);
 #pragma unroll
                 for (int i = 0; i < OWN; i++)
                     chain[i] = __fmaf_rn(w[i], v[i], chain[i]);
@@ -107,10 +103,10 @@ template <class W, int X> static __global__ void __launch_bounds__(THREADS) moe_
         for (int s = 1; s < 32; s *= 2)
             y += __shfl_xor_sync(0xffffffffu, y, s);
         if (threadIdx.x % 32 == 0)
-            half[threadIdx.x / 32] = y;
-        __syncthreads(); /* both halves are written before they are read; x has been read */
+            half[t % 2][threadIdx.x / 32] = y;
+        __syncthreads(); /* both halves are written before they are read, and those of the token before have been */
         if (threadIdx.x == 0) {
-            y = moe_bias(p.weight[0], 0, row, half[0] + half[1]);
+            y = moe_bias(p.weight[0], 0, row, half[t % 2][0] + half[t % 2][1]);
             y = moe_add(p, t, row, e == 0 ? __fmaf_rn(weight, y, 0.0f) : 0.0f);
             moe_store(p, t * p.out_stride + row, y);
         }
