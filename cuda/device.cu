@@ -282,8 +282,8 @@ static size_t number_of(const graph_edges *g, cudaGraphNode_t node)
     return i;
 }
 
-/* Of the edges into node `to`, `in[0 .. count)`: removes those that others imply; but for the one from the node that
- * was captured last, they then become full ones. */
+/* Of the programmatic edges into a node, in[0 .. count): removes those that others imply; but for the one from the node
+ * that was captured last, the rest become full ones. */
 static cudaError_t order_join(cudaGraph_t graph, const graph_edges *g, size_t *in, int count)
 {
     size_t last = 0;
@@ -320,9 +320,10 @@ static cudaError_t order_edges(cudaGraph_t graph)
     graph_edges g = {};
     cudaError_t error = cudaGraphGetNodes(graph, NULL, &g.nodes);
 
-    if (!error)
-        error = cudaGraphGetEdges(graph, NULL, NULL, NULL, &g.edges);
-    if (error || g.edges < g.nodes) /* a chain */
+    if (error || g.nodes < 3) /* too few for a join; an empty graph has no edges to ask for */
+        return error;
+    error = cudaGraphGetEdges(graph, NULL, NULL, NULL, &g.edges);
+    if (error || g.edges < g.nodes) /* chains */
         return error;
     g.node = (cudaGraphNode_t *)malloc(g.nodes * sizeof *g.node);
     g.from = (cudaGraphNode_t *)malloc(g.edges * sizeof *g.from);
@@ -342,8 +343,9 @@ static cudaError_t order_edges(cudaGraph_t graph)
         for (size_t e = 0; e < g.edges; e++) {
             const size_t from = g.to[e] == g.node[n] ? number_of(&g, g.from[e]) : n;
 
-            if (from < n && count < MOST) {
-                in[count++] = e;
+            if (from < n) {
+                if (g.data[e].type == cudaGraphDependencyTypeProgrammatic && count < MOST)
+                    in[count++] = e;
                 g.before[n * g.nodes + from] = 1;
                 for (size_t k = 0; k < from; k++)
                     g.before[n * g.nodes + k] |= g.before[from * g.nodes + k];
