@@ -1,8 +1,8 @@
 /* row.cu: moe_down of an only expert in f32 or bf16, which is how a router's logits are computed: a CTA of two warps a
  * row. Thread i has the chains 4 i .. 4 i + 3 of the row (products.h). Its weights, up to 4096 columns, are requested
- * at once, before the wait if they are constant, and kept for all tokens; x goes through shared memory, so that all of
- * it is requested at once too. Behind the last column weights and x are zeros: they turn a chain of -0 into +0 at most,
- * which the sum over the slot, from +0, would do. */
+ * at once, before the wait if they are constant, and kept for all tokens; so is all of x. Without shared memory a CTA
+ * finds room beside a product by TMA, which has all of it but 5 KB. Behind the last column weights and x are zeros:
+ * they turn a chain of -0 into +0 at most, which the sum over the slot, from +0, would do. */
 #include "args.cuh"
 
 enum { OWN = 4, THREADS = MOE_CHAINS / OWN, STEPS = 16 };
