@@ -7,7 +7,17 @@
 
 /* --------------------------------------------------------------------------------------------------------- epilogue */
 
-/* Partial sums of a tile: [partition][token][row]. */
+/* Where partial sums of a tile lie: of one token [partition][row]; of several, the 32 of a warp for two tokens and 16
+ * rows lie together, in an order in which neither writes nor reads meet one bank twice. */
+template <int TOKENS> static __device__ __forceinline__ int block_sum_at(int part, int token, int r)
+{
+    const int pair = token >> 1 & 3, group = (token & 1) * 2 + (r >> 3);
+
+    if (TOKENS == 1)
+        return part * 16 + r;
+    return (part * TOKENS + (token & ~7)) * 16 + pair * 32 + (pair ^ group) * 8 + (r & 7);
+}
+
 template <int TOKENS>
 static __device__ __forceinline__ void block_write_sums(float *sums, int part, int lane,
                                                         float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
@@ -15,24 +25,26 @@ static __device__ __forceinline__ void block_write_sums(float *sums, int part, i
     const int g = lane / 4, t = lane % 4;
 
     if constexpr (TOKENS == 1) {
-        sums[(2 * part + (t >> 1)) * 16 + g + 8 * (t & 1)] = acc[0][0];
+        sums[block_sum_at<1>(2 * part + (t >> 1), 0, g + 8 * (t & 1))] = acc[0][0];
     } else {
 #pragma unroll
-        for (int q = 0; q < 2; q++)
-#pragma unroll
-            for (int e = 0; e < TOKENS / 2; e++)
-                sums[((2 * part + q) * TOKENS + 8 * (e / 4) + 2 * t + (e & 1)) * 16 + g + 8 * (e >> 1 & 1)] = acc[q][e];
+        for (int e = 0; e < TOKENS / 2; e++)
+            sums[block_sum_at<TOKENS>(part, 8 * (e / 4) + 2 * t + (e & 1), g + 8 * (e >> 1 & 1))] =
+                acc[0][e] + acc[1][e];
     }
 }
 
 template <int TOKENS> static __device__ __forceinline__ float block_read_sum(const float *sums, int token, int r)
 {
-    float part[RIDGE_Q8_0_PARTS];
+    float part[BLOCK_PARTS(TOKENS)];
 
 #pragma unroll
-    for (int i = 0; i < RIDGE_Q8_0_PARTS; i++)
-        part[i] = sums[(i * TOKENS + token) * 16 + r];
-    return ridge_block_tree(part);
+    for (int i = 0; i < BLOCK_PARTS(TOKENS); i++)
+        part[i] = sums[block_sum_at<TOKENS>(i, token, r)];
+    if constexpr (TOKENS == 1)
+        return ridge_block_tree(part);
+    else
+        return (part[0] + part[1]) + (part[2] + part[3]) + 0.0f;
 }
 
 template <int TOKENS>
@@ -51,7 +63,7 @@ static __device__ __forceinline__ void block_store_tile(const block_mma_args &a,
         y = block_add_bias(w.bias, row, block_read_sum<TOKENS>(sums, token, r));
         if (a.gate_up) {
             const float up = block_add_bias(a.weight[1].bias, row,
-                                            block_read_sum<TOKENS>(sums + RIDGE_Q8_0_PARTS * TOKENS * 16, token, r));
+                                            block_read_sum<TOKENS>(sums + BLOCK_PARTS(TOKENS) * TOKENS * 16, token, r));
 
             y = q8_0_swiglu(a.act, y, up, a.token_scale ? a.token_scale[token] : 1.0f, a.swiglu);
         } else if (a.residual) {
@@ -63,7 +75,7 @@ static __device__ __forceinline__ void block_store_tile(const block_mma_args &a,
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
 
-template <class F, int TOKENS>
+template <class F, int TOKENS, int RECORDS>
 static __device__ __forceinline__ void block_unit(const char *unit, const char *tables, char *hand, const char *record,
                                                   int64_t tile_stride, int lane, const uint32_t *column,
                                                   float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
@@ -71,8 +83,9 @@ static __device__ __forceinline__ void block_unit(const char *unit, const char *
     if constexpr (TOKENS == 1)
         block_unit_1<F>(unit, tables, record, lane, column, &acc[0][0]);
     else
-        block_unit_8<F, TOKENS / 8, 0, BLOCK_HANDS>(unit, tables, hand, block_x_at{record, {NULL, NULL}}, tile_stride,
-                                                    lane, acc);
+        block_unit_8<F, TOKENS / 8, RECORDS ? BLOCK_X_WORDS : BLOCK_X_MATRIX,
+                     BLOCK_HANDS && !(RECORDS && F::X >= BLOCK_X_START_16)>(
+            unit, tables, hand, block_x_at{record, {NULL, NULL}}, tile_stride, lane, acc);
 }
 
 /* Stores two neighbouring tiles, the second if there is one. */
@@ -118,12 +131,12 @@ template <class F, int TOKENS, int BULK, int RECORDS>
 static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char *memory, block_ring *ring, int mine)
 {
     enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X), SIDE = BLOCK_SIDE(F, TOKENS) };
-    enum { STAGE = SIDE * BLOCK_PITCH(F::UNIT), PART_SUMS = RIDGE_Q8_0_PARTS * TOKENS * 16 };
+    enum { STAGE = SIDE * BLOCK_PITCH(F::UNIT), PART_SUMS = BLOCK_PARTS(TOKENS) * TOKENS * 16 };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4, part = warp % 4;
     const int step = (int)gridDim.x * a.teams;
     const int tile_sums = (SIDE == 2 ? 2 : 1 + a.gate_up) * PART_SUMS;
     const int64_t tile_stride = (int64_t)a.units * RECORD;
-    char *const hand = memory + a.at_hand + warp * BLOCK_HAND;
+    char *const hand = memory + a.at_hand + warp * BLOCK_HAND(F::X);
     int buffer = 0, first = team * 32;
     uint32_t column[8];
 
@@ -135,7 +148,7 @@ static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char
             int record = part * RECORD;
 
 #pragma unroll 1
-            for (int k = 0; k < mine; k++, record += 4 * RECORD) {
+            for (; record < a.units * RECORD; record += 4 * RECORD) {
                 char *const unit = ring->stages + ring->at * STAGE;
                 const uint32_t bar = ring->bars + (uint32_t)ring->at * 8;
 
@@ -150,8 +163,9 @@ static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char
                         block_unit_1<F>(unit, memory, x, lane, NULL, &acc[0][0]);
                     }
                 } else {
-                    block_unit<F, TOKENS>(unit, memory, hand, (RECORDS ? a.records : memory + F::TABLES) + record,
-                                          tile_stride, lane, column, acc);
+                    block_unit<F, TOKENS, RECORDS>(unit, memory, hand,
+                                                   (RECORDS ? a.records : memory + F::TABLES) + record, tile_stride,
+                                                   lane, column, acc);
                 }
                 if (block_has_read<BULK>(acc[0][0], acc[TOKENS > 1 || SIDE == 2][0]))
                     block_copy<F, SIDE, BULK>(a, &ring->next, ptx_shared(unit), bar, part, lane, mine, step);
@@ -175,7 +189,7 @@ static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char
 }
 
 /* Stages of weights that are asked for before x, which comes behind them; 0: all. */
-#define BLOCK_EARLY(F, tokens) ((tokens) > 8 ? 0 : BLOCK_SIDE(F, tokens) == 2 ? 1 : 2)
+#define BLOCK_EARLY(F, tokens) ((tokens) > 8 ? 0 : F::DEPTH / 2)
 
 template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void block_product(const block_mma_args &a)
 {

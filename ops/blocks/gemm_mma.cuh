@@ -63,7 +63,7 @@ static __device__ __forceinline__ void prompt_copy(const block_prompt_args &a, c
                           stage + T::AT_UNITS + warp * F::UNIT, 0, lane);
     for (int i = threadIdx.x; i < T::GROUPS * PARTS; i += T::THREADS) {
         const int g = i / PARTS, c = i % PARTS;
-        const int at = c < 64 ? q * 1024 + c * 16 : 2048 + (c - 64) / 8 * 256 + q * 128 + (c - 64) % 8 * 16;
+        const int at = q * 128 + c % 8 * 16 + (c < 64 ? c / 8 * BLOCK_X_PITCH : 8 * BLOCK_X_PITCH + (c - 64) / 8 * 256);
 
         mma_copy16(stage + g * T::RECORD + at,
                    a.p.records + ((int64_t)min(group + g, a.groups - 1) * a.p.units + (run >> 1)) * T::RECORD + at, 16);
@@ -143,8 +143,8 @@ static __global__ void __launch_bounds__(PROMPT_THREADS) block_prompt(const __gr
             mma_copy_commit();
             to_copy = prompt_next(to_copy, a.runs, &copy_part);
             block_own_scales(F(), unit, memory, lane, &s);
-            block_run_8<F, T::GROUPS, 0>(unit, memory, &s, NULL, run & 1, block_x_at{stage, {NULL, NULL}}, T::RECORD,
-                                         lane, acc);
+            block_run_8<F, T::GROUPS, BLOCK_X_WORDS>(unit, memory, &s, NULL, run & 1, block_x_at{stage, {NULL, NULL}},
+                                                     T::RECORD, lane, acc);
         }
         gemm_fold<T>(&kept, part, acc);
     }

@@ -64,8 +64,8 @@ static bool fits(block_plan *p, const block_kernels *k, int64_t units, int sums,
     p->at_ring = (uint32_t)ridge_round_up(k->tables + x, 128);
     p->at_sums =
         (uint32_t)ridge_round_up(p->at_ring + (int64_t)p->teams * 4 * p->depth * side * BLOCK_PITCH(k->unit), 128);
-    p->at_hand = p->at_sums + (uint32_t)(p->teams * 2 * sums);
-    p->at_bars = p->at_hand + (uint32_t)(p->form ? p->teams * 4 * BLOCK_HAND : 0);
+    p->at_hand = p->at_sums + (uint32_t)(p->teams * sums);
+    p->at_bars = p->at_hand + (uint32_t)(p->form ? p->teams * 4 * BLOCK_HAND(k->x) : 0);
     p->bytes = p->at_bars + (int64_t)p->teams * 4 * BLOCK_MAX_DEPTH * 8;
     return k->tables + x < most && p->bytes <= most;
 }
@@ -108,7 +108,7 @@ static block_plan plan(const ridge_device *device, const ridge_problem *problem,
     const int64_t tokens = problem->dim[0], units = block_units(problem->dim[1]), most = host_max_shared(device);
     block_plan p = {}, best = {};
     const int form = tokens == 1 ? 0 : tokens <= 8 ? 1 : 2, side = form ? 1 : k->side;
-    const int sums = (problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU ? 2 : side) * RIDGE_Q8_0_PARTS * form_tokens[form] * 64;
+    const int sums = (problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU ? 2 : side) * BLOCK_SUMS(form_tokens[form]);
     int64_t tiles = tiles_of(device, problem, 1);
 
     p.form = form;

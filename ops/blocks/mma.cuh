@@ -27,6 +27,7 @@
 #define RIDGE_BLOCKS_MMA_CUH
 
 #include "copies.cuh"
+#include "cuda/ptx/load_store.cuh"
 #include "hand.cuh"
 
 enum { BLOCK_TEAM = 128, BLOCK_MAX_DEPTH = 4 };
@@ -43,6 +44,11 @@ enum { BLOCK_TEAM = 128, BLOCK_MAX_DEPTH = 4 };
         BLOCK_MAX_TEAMS(F, 1, bulk), BLOCK_MAX_TEAMS(F, 8, bulk), BLOCK_MAX_TEAMS(F, 16, bulk) \
     }
 
+/* Partial sums of a tile: of one token those of the partitions; of several what the two of a warp add up to. Bytes of
+ * a team's two buffers for a tile. */
+#define BLOCK_PARTS(tokens) ((tokens) == 1 ? RIDGE_Q8_0_PARTS : RIDGE_Q8_0_PARTS / 2)
+#define BLOCK_SUMS(tokens) (2 * BLOCK_PARTS(tokens) * (tokens)*64)
+
 /* --------------------------------------------------------------------------------------------------------- products */
 
 /* A sum that started at 0x4b400000; aux: the number of the block of x, of formats with an offset. */
@@ -51,22 +57,16 @@ template <class F> static __device__ __forceinline__ float block_from_start(int3
     return __fadd_rn(__int_as_float(sum), F::X == BLOCK_X_START ? aux[0] : -12582912.0f);
 }
 
-/* A byte of a word as a float: that of 2^23 + byte, less 2^23. */
-static __device__ __forceinline__ float block_byte_float(uint32_t word, int byte)
-{
-    return __fadd_rn(__uint_as_float(ptx_prmt(word, 0x4b000000, 0x7440 | (uint32_t)byte)), -8388608.0f);
-}
-
-/* Q2_K. sum: of both halves, and the start; of odd blocks four times. The minima are bytes `at` and at + 1 of mins. */
-static __device__ __forceinline__ float block_step_16(float acc, float w, float m, int32_t sum, uint32_t mins, int at,
-                                                      float xs, const float *aux, int odd)
+/* Q2_K. sum: of both halves, and the start; of odd blocks four times. m: what the sums of x are multiplied by. */
+static __device__ __forceinline__ float block_step_16(float acc, float w, float m0, float m1, int32_t sum, float xs,
+                                                      const float *aux, int odd)
 {
     const float i =
         odd ? __fmaf_rn(__int_as_float(sum), 0.25f, -3145728.0f) : __fadd_rn(__int_as_float(sum), -12582912.0f);
 
     acc = __fmaf_rn(__fmul_rn(w, xs), i, acc);
-    acc = __fmaf_rn(-__fmul_rn(m, block_byte_float(mins, at)), aux[0], acc);
-    return __fmaf_rn(-__fmul_rn(m, block_byte_float(mins, at + 1)), aux[1], acc);
+    acc = __fmaf_rn(m0, aux[0], acc);
+    return __fmaf_rn(m1, aux[1], acc);
 }
 
 /* Two sums that fit 16 bits in one word; of other formats the first one. */
@@ -75,18 +75,16 @@ template <class F> static __device__ __forceinline__ int32_t block_both(int32_t 
     return F::X == BLOCK_X_SUM_16 ? (int32_t)ptx_prmt((uint32_t)first, (uint32_t)second, 0x5410) : first;
 }
 
-/* Adds one block to its partition, out of its sums (of 16 and 16 columns with sub-scales). odd: of its number. */
+/* Adds one block to its partition, out of its sums (of 16 and 16 columns with sub-scales); not of Q2_K. */
 template <class F>
 static __device__ __forceinline__ float block_step(float acc, float w, float m, uint32_t sub, const int32_t *sum,
-                                                   float xs, const float *aux, int odd)
+                                                   float xs, const float *aux)
 {
     if (F::X == BLOCK_X_START_16) { /* Q6_K */
         const int32_t i = (int16_t)sub * sum[0] + ((int32_t)sub >> 16) * sum[1];
 
         return __fmaf_rn(__fmul_rn(w, xs), (float)i, acc);
     }
-    if (F::X == BLOCK_X_SUM_16)
-        return block_step_16(acc, w, m, __dp2a_lo(sum[0], (int)sub, 0x4b400000), sub, 2, xs, aux, odd);
     acc = __fmaf_rn(__fmul_rn(w, xs), block_from_start<F>(sum[0], aux), acc);
     return F::X == BLOCK_X_SUM ? __fmaf_rn(m, aux[0], acc) : acc;
 }
@@ -98,11 +96,13 @@ static __device__ __forceinline__ float block_own_step(float acc, const block_sc
 {
     if (F::X == BLOCK_X_SUM_16) {
         const int subs = (int)s->subs[j >> 1];
+        const uint32_t mins = s->mins[j >> 1];
         const int32_t i = j & 1 ? __dp2a_hi(sum[0], subs, 0x4b400000) : __dp2a_lo(sum[0], subs, 0x4b400000);
 
-        return block_step_16(acc, s->w[0], s->m[0], i, s->mins[j >> 1], 2 * (j & 1), xs, aux, j & 1);
+        return block_step_16(acc, s->w[0], -__fmul_rn(s->m[0], block_byte_float(mins, 2 * (j & 1))),
+                             -__fmul_rn(s->m[0], block_byte_float(mins, 2 * (j & 1) + 1)), i, xs, aux, j & 1);
     }
-    return block_step<F>(acc, s->w[j], s->m[j], s->sub[j], sum, xs, aux, j & 1);
+    return block_step<F>(acc, s->w[j], s->m[j], s->sub[j], sum, xs, aux);
 }
 
 /* ptx_mma_s8_k16 with unsigned a. */
@@ -111,6 +111,15 @@ static __device__ __forceinline__ void block_mma_u8_k16(int32_t *d, const uint32
     asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
+/* ptx_mma_s8 with unsigned a. */
+static __device__ __forceinline__ void block_mma_u8(int32_t *d, const uint32_t *a, const uint32_t *b)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 template <class F>
@@ -200,16 +209,6 @@ static __device__ __forceinline__ void block_unit_together(const char *unit, con
         *acc = block_own_step<F>(*acc, &s, j, own[j], scale[j], aux[j]);
 }
 
-/* A block's sums of 16 and 16 columns onto d, from an operand whose even columns have the first half of the block, and
- * whose odd ones the second. */
-static __device__ __forceinline__ void block_mma_halves(int32_t *d, const uint32_t *a, const uint32_t *b)
-{
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 /* The sums of the run and row that a lane owns, of both halves of a block in one word. v: block_own_x. */
 template <class F>
 static __device__ __forceinline__ void block_sums_apart(const char *unit, const char *tables, const uint4 (*v)[2],
@@ -234,7 +233,7 @@ static __device__ __forceinline__ void block_sums_apart(const char *unit, const 
                 asm("" : "+r"(first), "+r"(last)); /* or the compiler makes selects of the products */
                 const uint32_t halves[2] = {b[0] * first, b[1] * last};
 
-                block_mma_halves(d[j], codes[j], halves);
+                block_mma_u8(d[j], codes[j], halves);
             } else {
                 block_mma_onto<F>(&d[j], codes[j], b);
             }
@@ -319,41 +318,67 @@ typedef struct block_x_at {
     const char *codes, *number[2];
 } block_x_at;
 
+/* The records that x is read from: of eight tokens, by ldmatrix or by words (of global memory, or where registers are
+ * scarce), or of each token its own. */
+enum { BLOCK_X_MATRIX = 0, BLOCK_X_OWN, BLOCK_X_WORDS };
+
 /* Codes of blocks 2 which and the next, as B operands. */
 template <class F, int OWN>
-static __device__ __forceinline__ uint4 block_x_codes(const block_x_at &at, int which, int lane)
+static __device__ __forceinline__ uint4 block_x_codes(const block_x_at &at, int64_t skip, int which, int lane)
 {
-    if constexpr (OWN && F::APART) {
+    if constexpr (OWN == BLOCK_X_OWN && F::APART) {
         return *(const uint4 *)(at.codes + which * 64 + lane % 4 * 16);
-    } else if constexpr (OWN) {
+    } else if constexpr (OWN == BLOCK_X_OWN) {
         const char *from = at.codes + which * 64 + lane % 4 * 8;
         const uint2 x = *(const uint2 *)from, y = *(const uint2 *)(from + 32);
 
         return make_uint4(x.x, x.y, y.x, y.y);
+    } else if constexpr (OWN == BLOCK_X_WORDS) {
+        int l = lane;
+
+        asm volatile("" : "+r"(l)); /* or the sum is kept in registers, and others spill */
+        const char *from = at.codes + skip + l / 4 * BLOCK_X_PITCH + which * 64 + l % 4 * 4;
+
+        return make_uint4(*(const uint32_t *)from, *(const uint32_t *)(from + 16), *(const uint32_t *)(from + 32),
+                          *(const uint32_t *)(from + 48));
     } else {
-        return *(const uint4 *)(at.codes + which * 512 + lane * 16);
+        uint32_t v[4];
+
+        ptx_ldmatrix4(v, ptx_shared(at.codes) + (uint32_t)(lane % 8 * BLOCK_X_PITCH + lane / 8 * 16) +
+                             (uint32_t)(skip + which * 64));
+        return make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 
 /* Scales (k = 0) or the like of tokens 2 t and 2 t + 1: of an even block for both, then of the next. */
-template <int OWN> static __device__ __forceinline__ float4 block_numbers(const block_x_at &at, int k, int which, int t)
+template <int OWN>
+static __device__ __forceinline__ float4 block_numbers(const block_x_at &at, int64_t skip, int k, int which, int t)
 {
-    if constexpr (OWN) {
+    if constexpr (OWN == BLOCK_X_OWN) {
         const float2 x = *(const float2 *)(at.number[0] + 256 + 32 * k + 8 * which);
         const float2 y = *(const float2 *)(at.number[1] + 256 + 32 * k + 8 * which);
 
         return make_float4(x.x, y.x, x.y, y.y);
     } else {
-        return *(const float4 *)(at.codes + 2048 + 256 * k + which * 64 + t * 16);
+        return *(const float4 *)(at.codes + skip + 8 * BLOCK_X_PITCH + 256 * k + which * 64 + t * 16);
     }
+}
+
+/* Codes of a block times its sub-scales, where they fit a byte: one product for four. */
+template <class F> static __device__ __forceinline__ void block_times_sub(uint32_t *codes, const block_row_scales &r)
+{
+    if (F::X == BLOCK_X_SUM_16)
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            codes[k] *= r.sub[k & 1][k >> 1];
 }
 
 /* A block times eight tokens, i of its pair. number: the scales of x, and what the format needs beside them. */
 template <class F>
 static __device__ __forceinline__ void block_times_8(const uint32_t *codes, uint4 x, const float4 *number, int i,
-                                                     const float *w, const float *m, const uint32_t *sub, float *acc)
+                                                     const block_row_scales &r, float *acc)
 {
-    enum { SUMS = F::X >= BLOCK_X_START_16 ? 2 : 1, AUX = BLOCK_AUX(F::X) };
+    enum { SUMS = F::X == BLOCK_X_START_16 ? 2 : 1, AUX = BLOCK_AUX(F::X) };
     const uint32_t b[2] = {i ? x.z : x.x, i ? x.w : x.y};
     float own[AUX + 1][2]; /* of this lane's two tokens */
     int32_t d[SUMS][4];
@@ -367,16 +392,21 @@ static __device__ __forceinline__ void block_times_8(const uint32_t *codes, uint
     for (int k = 0; k < SUMS; k++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            d[k][e] = F::X == BLOCK_X_START_16   ? __float_as_int(own[AUX ? 1 + k : 0][e & 1])
-                      : F::X >= BLOCK_X_START_16 ? 0
-                                                 : 0x4b400000;
-    block_mma_onto<F>(d, codes, b);
+            d[k][e] = F::X == BLOCK_X_START_16 ? __float_as_int(own[AUX ? 1 + k : 0][e & 1]) : 0x4b400000;
+    if (F::X == BLOCK_X_SUM_16)
+        block_mma_u8(d[0], codes, b);
+    else
+        block_mma_onto<F>(d, codes, b);
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        const int32_t sum[2] = {block_both<F>(d[0][e], d[SUMS - 1][e]), d[SUMS - 1][e]};
+        const int32_t sum[2] = {d[0][e], d[SUMS - 1][e]};
         const float more[2] = {own[AUX ? 1 : 0][e & 1], own[AUX][e & 1]};
+        const int h = e >> 1;
 
-        acc[e] = block_step<F>(acc[e], w[e >> 1], m[e >> 1], sub[e >> 1], sum, own[0][e & 1], more, i);
+        if (F::X == BLOCK_X_SUM_16)
+            acc[e] = block_step_16(acc[e], r.w[h], r.m[h][0], r.m[h][1], sum[0], own[0][e & 1], more, i);
+        else
+            acc[e] = block_step<F>(acc[e], r.w[h], r.m[h][0], r.sub[h][0], sum, own[0][e & 1], more);
     }
 }
 
@@ -393,30 +423,30 @@ static __device__ __forceinline__ void block_run_8(const char *unit, const char 
     block_codes(F(), unit, tables, lane, q, codes);
 #pragma unroll
     for (int pair = 0; pair < 2; pair++) {
-        float w[2][2], m[2][2] = {};
-        uint32_t sub[2][2] = {};
+        block_row_scales r[2] = {};
 
-        if (TILES > 1)
+        if (TILES > 1 || OWN == BLOCK_X_WORDS)
             asm volatile("" ::: "memory"); /* keeps loads of x behind it: registers */
         if constexpr (HAND)
-            block_get_scales<F>(hand, q, pair, lane, w, m, sub);
-        else
+            block_get_scales<F>(hand, q, pair, lane, r);
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                block_hand_out<F>(s, q, 2 * pair + i, lane, w[i], m[i], sub[i]);
+        for (int i = 0; i < 2; i++) {
+            if constexpr (!HAND)
+                block_hand_rows<F>(s, q, 2 * pair + i, lane, &r[i]);
+            block_times_sub<F>(codes[2 * pair + i], r[i]);
+        }
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
-            const block_x_at at = {record.codes + tile * tile_stride, {record.number[0], record.number[1]}};
             const int which = 2 * q + pair;
-            const uint4 x = block_x_codes<F, OWN>(at, which, lane);
+            const uint4 x = block_x_codes<F, OWN>(record, tile * tile_stride, which, lane);
             float4 number[AUX + 1];
 
 #pragma unroll
             for (int k = 0; k <= AUX; k++)
-                number[k] = block_numbers<OWN>(at, k, which, lane % 4);
+                number[k] = block_numbers<OWN>(record, tile * tile_stride, k, which, lane % 4);
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                block_times_8<F>(codes[2 * pair + i], x, number, i, w[i], m[i], sub[i], acc + 4 * tile);
+                block_times_8<F>(codes[2 * pair + i], x, number, i, r[i], acc + 4 * tile);
         }
     }
 }

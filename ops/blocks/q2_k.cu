@@ -1,6 +1,6 @@
 /* q2_k.cu: Q2_K: two bits, 4-bit sub-scales and minima of 16 columns, f16 d and dmin for 256. Codes of odd blocks stay
- * two bits above their place, as unsigned numbers, so that their sums are four times what they should be: block_step
- * divides. Sums of 16 columns then fit 16 bits. */
+ * two bits above their place, as unsigned numbers, so that their sums are four times what they should be: block_step_16
+ * divides. Sums of 16 columns then fit 16 bits, and codes times sub-scales, 180 at most, a byte. */
 #include "kernels.cuh"
 
 struct block_q2_k {

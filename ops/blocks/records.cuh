@@ -1,7 +1,7 @@
 /* records.cuh: x in the form in which the products read it: a record for every 256 columns, with the codes as B
- * operands of mma.m16n8k32, the scales, and what the format's sums need beside them. A record holds eight tokens, or
- * one: then its blocks are the columns of the operand, or (APART) each is in several of them, or lanes gather eight
- * tokens out of as many records. */
+ * operands of mma.m16n8k32, the scales, and what the format's sums need beside them. A record holds eight tokens, whose
+ * rows of codes ldmatrix reads, or one: then its blocks are the columns of the operand, or (APART) each is in several
+ * of them, or lanes gather eight tokens out of as many records. */
 #ifndef RIDGE_BLOCKS_RECORDS_CUH
 #define RIDGE_BLOCKS_RECORDS_CUH
 
@@ -13,16 +13,17 @@
 typedef enum block_x { BLOCK_X_PLAIN = 0, BLOCK_X_START, BLOCK_X_SUM, BLOCK_X_START_16, BLOCK_X_SUM_16 } block_x;
 
 #define BLOCK_AUX(kind) ((kind) == BLOCK_X_PLAIN ? 0 : (kind) >= BLOCK_X_START_16 ? 2 : 1)
-/* Bytes of x for 256 columns: of one token, and of eight. */
+/* Bytes of x for 256 columns: of one token, and of eight, whose rows of codes begin in different banks (ldmatrix). */
 #define BLOCK_RECORD_1(kind) (256 + 32 * (1 + BLOCK_AUX(kind)))
-#define BLOCK_RECORD_8(kind) (8 * BLOCK_RECORD_1(kind))
+enum { BLOCK_X_PITCH = 256 + 16 };
+#define BLOCK_RECORD_8(kind) (8 * (BLOCK_X_PITCH + 32 * (1 + BLOCK_AUX(kind))))
 
 /* Where word w (four columns) of block b and token n lies in a record. */
 template <class F, int TOKENS> static __device__ __forceinline__ int block_word_at(int b, int n, int t, int half)
 {
-    if (TOKENS == 1 && !F::APART)
-        return b * 32 + t * 8 + half * 4;
-    return (TOKENS == 1 ? (b >> 1) * 64 : (b >> 1) * 512 + n * 64) + t * 16 + (b & 1) * 8 + half * 4;
+    if (TOKENS > 1)
+        return n * BLOCK_X_PITCH + b * 32 + half * 16 + t * 4;
+    return F::APART ? (b >> 1) * 64 + t * 16 + (b & 1) * 8 + half * 4 : b * 32 + t * 8 + half * 4;
 }
 
 /* Where number k of block b and token n lies: k = 0 is the scale. */
@@ -30,7 +31,7 @@ template <int TOKENS> static __device__ __forceinline__ int block_number_at(int 
 {
     if (TOKENS == 1)
         return 256 + 32 * k + 4 * b;
-    return 2048 + 256 * k + (b >> 1) * 64 + (n >> 1) * 16 + (b & 1) * 8 + (n & 1) * 4;
+    return 8 * BLOCK_X_PITCH + 256 * k + (b >> 1) * 64 + (n >> 1) * 16 + (b & 1) * 8 + (n & 1) * 4;
 }
 
 /* Scale and the like of a block, of whose codes `low` and `high` are the sums of 16 columns. */
@@ -57,6 +58,15 @@ static __device__ __forceinline__ void block_write_numbers(char *record, int b, 
         *(float *)(record + block_number_at<TOKENS>(1 + k, b, n)) = aux[k];
 }
 
+/* Both words of a lane of the product. */
+template <class F, int TOKENS>
+static __device__ __forceinline__ void block_write_words(char *record, int b, int n, int t, uint32_t first,
+                                                         uint32_t second)
+{
+    *(uint32_t *)(record + block_word_at<F, TOKENS>(b, n, t, 0)) = first;
+    *(uint32_t *)(record + block_word_at<F, TOKENS>(b, n, t, 1)) = second;
+}
+
 /* Four lanes write a block of a record: lane u has the codes of columns 8 u .. 8 u + 7. */
 template <class F, int TOKENS>
 static __device__ __forceinline__ void block_write_x(char *record, int b, int n, int u, uint2 codes, float xs)
@@ -66,14 +76,14 @@ static __device__ __forceinline__ void block_write_x(char *record, int b, int n,
     uint32_t low = codes.x, high = codes.y;
 
     if (F::PAIRS) { /* both words of a lane of the product come from neighbouring columns: t = u */
-        *(uint2 *)(record + block_word_at<F, TOKENS>(b, n, u, 0)) = codes;
+        block_write_words<F, TOKENS>(record, b, n, u, codes.x, codes.y);
     } else if (F::MIXED) { /* two columns of the low half, two of the high half in a word */
         const uint32_t mine = u < 2 ? codes.x : codes.y, got = __shfl_xor_sync(~0u, u < 2 ? codes.y : codes.x, 2);
 
         low = u < 2 ? mine : got;
         high = u < 2 ? got : mine;
-        *(uint2 *)(record + block_word_at<F, TOKENS>(b, n, u < 2 ? 2 * u : 2 * u - 3, 0)) =
-            make_uint2(ptx_prmt(low, high, 0x5140), ptx_prmt(low, high, 0x7362));
+        block_write_words<F, TOKENS>(record, b, n, u < 2 ? 2 * u : 2 * u - 3, ptx_prmt(low, high, 0x5140),
+                                     ptx_prmt(low, high, 0x7362));
     } else {
         *(uint32_t *)(record + block_word_at<F, TOKENS>(b, n, 2 * u & 3, u >> 1)) = codes.x;
         *(uint32_t *)(record + block_word_at<F, TOKENS>(b, n, (2 * u + 1) & 3, u >> 1)) = codes.y;
@@ -163,21 +173,14 @@ static __device__ __forceinline__ void block_make_records(const block_mma_args &
     }
 }
 
-static __device__ __forceinline__ void block_swap(bool swap, uint2 *a, uint2 *b)
-{
-    const uint2 x = *a, y = *b;
-
-    *a = swap ? y : x;
-    *b = swap ? x : y;
-}
-
 /* The same of codes in rows that begin at multiples of 16 bytes, a whole block a thread: a fifteenth of the
- * instructions. Lanes are tokens, and begin with different words, so that their writes meet different banks. */
+ * instructions. A warp has 32 blocks of a token, in each CTA of another one first: all of them at once would ask one
+ * part of L2. */
 template <class F, int TOKENS>
 static __device__ __forceinline__ void block_copy_records(const block_mma_args &a, char *to, int first, int step)
 {
     enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X), BATCH = TOKENS == 1 ? 1 : 2 };
-    const int all = a.units * 8 * TOKENS;
+    const int all = (a.units * 8 + 31) / 32 * 32 * TOKENS;
 
 #pragma unroll 1
     for (int begin = first; begin < all; begin += BATCH * step) {
@@ -186,7 +189,8 @@ static __device__ __forceinline__ void block_copy_records(const block_mma_args &
 
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            const int token = (begin + i * step) % TOKENS, block = (begin + i * step) / TOKENS;
+            const int at = begin + i * step, token = (at / 32 + (int)blockIdx.x) % TOKENS;
+            const int block = at / 32 / TOKENS * 32 + at % 32;
 
             if (token < a.tokens && block < a.blocks) {
                 const uint4 *from = (const uint4 *)((const char *)a.x + token * a.x_stride + block * 32);
@@ -199,13 +203,14 @@ static __device__ __forceinline__ void block_copy_records(const block_mma_args &
         }
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            const int token = (begin + i * step) % TOKENS, block = (begin + i * step) / TOKENS, n = token & 7;
+            const int at = begin + i * step, token = (at / 32 + (int)blockIdx.x) % TOKENS;
+            const int block = at / 32 / TOKENS * 32 + at % 32, b = block % 8, n = token % 8;
             char *const record = to + ((token >> 3) * a.units + block / 8) * RECORD;
             int low = 0, high = 0;
-            uint2 own[4];
+            uint32_t own[2][4];
 
-            if (begin + i * step >= all)
-                break;
+            if (at >= all || block >= a.units * 8)
+                continue;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 low = __dp4a((int)word[i][k], 0x01010101, low);
@@ -215,18 +220,17 @@ static __device__ __forceinline__ void block_copy_records(const block_mma_args &
             for (int t = 0; t < 4; t++) { /* as block_write_x */
                 const uint32_t x = word[i][F::PAIRS ? 2 * t : t], y = word[i][F::PAIRS ? 2 * t + 1 : 4 + t];
 
-                own[t] = F::MIXED ? make_uint2(ptx_prmt(x, y, 0x5140), ptx_prmt(x, y, 0x7362)) : make_uint2(x, y);
-            }
-            if (TOKENS > 1) {
-                block_swap(n & 2, &own[0], &own[1]);
-                block_swap(n & 2, &own[2], &own[3]);
-                block_swap(n & 4, &own[0], &own[2]);
-                block_swap(n & 4, &own[1], &own[3]);
+                own[0][t] = F::MIXED ? ptx_prmt(x, y, 0x5140) : x;
+                own[1][t] = F::MIXED ? ptx_prmt(x, y, 0x7362) : y;
             }
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                *(uint2 *)(record + block_word_at<F, TOKENS>(block % 8, n, TOKENS == 1 ? k : k ^ (n >> 1), 0)) = own[k];
-            block_write_numbers<F, TOKENS>(record, block % 8, n, xs[i], low, high);
+                if (TOKENS == 1)
+                    *(uint2 *)(record + block_word_at<F, 1>(b, 0, k, 0)) = make_uint2(own[0][k], own[1][k]);
+                else if (k < 2)
+                    *(uint4 *)(record + block_word_at<F, TOKENS>(b, n, 0, k)) =
+                        make_uint4(own[k][0], own[k][1], own[k][2], own[k][3]);
+            block_write_numbers<F, TOKENS>(record, b, n, xs[i], low, high);
         }
     }
 }
