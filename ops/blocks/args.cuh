@@ -50,8 +50,8 @@ typedef struct block_kernels {
     int side;         /* tiles side by side of one token, at most */
     int record[3];    /* bytes of x for 256 columns */
     int teams[2][3];  /* of a CTA, at most, as of mma */
-    /* of one pair an entry, and of several; gate_up, down (experts.cuh) */
-    const void *experts[2][2];
+    /* of one token, of one pair an entry, and of several; gate_up, down (experts.cuh) */
+    const void *experts[3][2];
     /* of prompts: by mma.sync, by wgmma with tiles of 128, 64 and 32 tokens, and bytes of shared memory */
     const void *prompt, *gemm[3];
     int prompt_shared, gemm_shared[3];

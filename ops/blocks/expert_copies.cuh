@@ -69,8 +69,8 @@ template <int DOWN, int SIDE> static __device__ __forceinline__ expert_pos exper
 }
 
 /* Goes to the next position that is one of a product; false: there is none. */
-template <int DOWN, int SIDE>
-static __device__ __forceinline__ bool expert_find(const block_expert_args &a, const moe_list *list, expert_pos *at)
+template <int DOWN, int SIDE, class L>
+static __device__ __forceinline__ bool expert_find(const block_expert_args &a, const L *list, expert_pos *at)
 {
     const int entries = list->entries;
 
@@ -159,8 +159,8 @@ template <int DOWN, int SIDE> static __device__ __forceinline__ expert_loader ex
 }
 
 /* Goes to the first unit of the next product. A tile behind the last is the last one again. */
-template <int DOWN, int SIDE>
-static __device__ __forceinline__ void expert_seek(const block_expert_args &a, const moe_list *list, expert_loader *l)
+template <int DOWN, int SIDE, class L>
+static __device__ __forceinline__ void expert_seek(const block_expert_args &a, const L *list, expert_loader *l)
 {
     const expert_warp w = expert_warp_of<DOWN, SIDE>(a);
     expert_pos at = l->at;
@@ -198,9 +198,9 @@ static __device__ __forceinline__ void expert_bulk(const uint8_t *const *from, b
 
 /* Copies the next unit of this warp, or two of as many tiles, into a stage; false: there is none. By bulk copies one
  * thread calls it, else all of the warp. */
-template <class F, int COLUMNS, int DOWN>
-static __device__ __forceinline__ bool expert_copy_next(const block_expert_args &a, const moe_list *list,
-                                                        expert_loader *l, uint32_t stage, uint32_t bar)
+template <class F, int COLUMNS, int DOWN, class L>
+static __device__ __forceinline__ bool expert_copy_next(const block_expert_args &a, const L *list, expert_loader *l,
+                                                        uint32_t stage, uint32_t bar)
 {
     enum { SIDE = EXPERT_SIDE(F, COLUMNS, DOWN), BULK = EXPERT_BULK(COLUMNS) };
     int unit = l->unit;
@@ -224,8 +224,8 @@ static __device__ __forceinline__ bool expert_copy_next(const block_expert_args 
     return unit >= 0;
 }
 
-template <class F, int COLUMNS, int DOWN>
-static __device__ __forceinline__ bool expert_copy(const block_expert_args &a, const moe_list *list, expert_loader *l,
+template <class F, int COLUMNS, int DOWN, class L>
+static __device__ __forceinline__ bool expert_copy(const block_expert_args &a, const L *list, expert_loader *l,
                                                    uint32_t stage, uint32_t bar)
 {
     bool copies = false;
@@ -238,8 +238,8 @@ static __device__ __forceinline__ bool expert_copy(const block_expert_args &a, c
 }
 
 /* Copies the first units, to all stages but one. How many there are, for those who copy them. */
-template <class F, int COLUMNS, int DOWN>
-static __device__ __forceinline__ int expert_fill(const block_expert_args &a, const moe_list *list, expert_loader *l,
+template <class F, int COLUMNS, int DOWN, class L>
+static __device__ __forceinline__ int expert_fill(const block_expert_args &a, const L *list, expert_loader *l,
                                                   const expert_ring &ring)
 {
     int count = 0;

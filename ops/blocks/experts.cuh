@@ -17,6 +17,10 @@
  *     down     a CTA's products are those of `batch` steps of 16 rows times all entries, which its warps share out;
  *              then all threads add the slots of these rows
  *
+ * One token whose rows of x begin at multiples of 16 bytes has kernels of its own (L::ONE, by the type of the list):
+ * no list of pairs, no x in global memory or at odd addresses, no division by slots. Most of the code runs once, so
+ * that its length counts: it is a third shorter.
+ *
  * Results wait in shared memory. A barrier (named 1 + team for gate_up) orders their writes before their reads. Those
  * of gate_up have two buffers, so that it orders the reads of one before its next writes too; down has a second
  * barrier. */
@@ -57,10 +61,9 @@ template <int COLUMNS> static __device__ __forceinline__ int expert_parts(const 
 
 /* Where a part of a product's tile n of gate_up lies, [part][gate, up][column][32 rows], or of down,
  * [pair][part][rows]. */
-template <int COLUMNS, int SIDE, int DOWN>
-static __device__ __forceinline__ float *expert_part(const block_expert_args &a, const moe_list *list,
-                                                     const expert_state *at, int column, int part, int n,
-                                                     float *results)
+template <int COLUMNS, int SIDE, int DOWN, class L>
+static __device__ __forceinline__ float *expert_part(const block_expert_args &a, const L *list, const expert_state *at,
+                                                     int column, int part, int n, float *results)
 {
     const int product = expert_warp_of<0, SIDE>(a).product, up = SIDE == 2 ? n : product >> 1;
 
@@ -71,8 +74,8 @@ static __device__ __forceinline__ float *expert_part(const block_expert_args &a,
 }
 
 /* Ends a chain. */
-template <int SIDE, int DOWN>
-static __device__ __forceinline__ void expert_end_chain(const block_expert_args &a, const moe_list *list,
+template <int SIDE, int DOWN, class L>
+static __device__ __forceinline__ void expert_end_chain(const block_expert_args &a, const L *list,
                                                         const expert_state *at, int chain, expert_sums<1> *s,
                                                         float *results)
 {
@@ -86,8 +89,8 @@ static __device__ __forceinline__ void expert_end_chain(const block_expert_args 
 }
 
 /* (0 + 1) + (2 + 3), written with the last one. */
-template <int SIDE, int DOWN>
-static __device__ __forceinline__ void expert_end_chain(const block_expert_args &a, const moe_list *list,
+template <int SIDE, int DOWN, class L>
+static __device__ __forceinline__ void expert_end_chain(const block_expert_args &a, const L *list,
                                                         const expert_state *at, int chain, expert_sums<8> *s,
                                                         float *results)
 {
@@ -131,8 +134,8 @@ static __device__ __forceinline__ float expert_result(const block_expert_args &a
 
 /* gate_up: the warps of a team store the entry's pairs. One pair is stored by a warp of another number in each team:
  * those of one number share a scheduler. */
-template <int COLUMNS, int SIDE>
-static __device__ __forceinline__ void expert_store_slots(const block_expert_args &a, const moe_list *list,
+template <int COLUMNS, int SIDE, class L>
+static __device__ __forceinline__ void expert_store_slots(const block_expert_args &a, const L *list,
                                                           const expert_pos &at, const float *results)
 {
     const expert_warp w = expert_warp_of<0, SIDE>(a);
@@ -147,18 +150,21 @@ static __device__ __forceinline__ void expert_store_slots(const block_expert_arg
         const float gate = moe_bias(a.p.weight[0], expert, bias, expert_result<COLUMNS>(a, from, pitch));
         const float up = moe_bias(a.p.weight[1], expert, bias, expert_result<COLUMNS>(a, from + COLUMNS * 32, pitch));
 
-        moe_store_slot(a.p, pair / a.p.slots, pair % a.p.slots, row, moe_swiglu_inline(a.p.act, gate, up, a.p.swiglu));
+        moe_store_slot(a.p, L::ONE ? 0 : pair / a.p.slots, L::ONE ? pair : pair % a.p.slots, row,
+                       moe_swiglu_inline(a.p.act, gate, up, a.p.swiglu));
     }
 }
 
 /* down: the results of the steps from `first` on are [step][pair][part][rows]; a thread has a row of a token. Slots
  * without an expert add nothing, whatever lies there. */
-template <int COLUMNS>
-static __device__ __forceinline__ void expert_store_sums(const block_expert_args &a, const moe_list *list, int first,
+template <int COLUMNS, class L>
+static __device__ __forceinline__ void expert_store_sums(const block_expert_args &a, const L *list, int first,
                                                          int steps, const float *results)
 {
-    for (int i = threadIdx.x; i < BLOCK_ROWS * a.p.tokens * steps; i += (int)blockDim.x) {
-        const int r = i % BLOCK_ROWS, step = i / BLOCK_ROWS / a.p.tokens, token = i / BLOCK_ROWS % a.p.tokens;
+    const int tokens = L::ONE ? 1 : a.p.tokens;
+
+    for (int i = threadIdx.x; i < BLOCK_ROWS * tokens * steps; i += (int)blockDim.x) {
+        const int r = i % BLOCK_ROWS, step = i / BLOCK_ROWS / tokens, token = i / BLOCK_ROWS % tokens;
         const int row = expert_tile(first + step) * BLOCK_ROWS + r;
         float sum = 0.0f;
 
@@ -178,11 +184,11 @@ static __device__ __forceinline__ void expert_store_sums(const block_expert_args
 }
 
 /* gate_up: slots without an expert, which no entry stores. */
-static __device__ __forceinline__ void expert_store_rest(const block_expert_args &a, const moe_list *list)
+template <class L> static __device__ __forceinline__ void expert_store_rest(const block_expert_args &a, const L *list)
 {
     const int warps = (int)gridDim.x * a.warps, warp = (int)blockIdx.x + threadIdx.x / 32 * gridDim.x;
 
-    if (a.p.tokens == 1 && list->entries == a.p.slots) /* there is none */
+    if (L::ONE && list->entries == a.p.slots) /* there is none */
         return;
     for (int pair = 0; pair < a.p.tokens * a.p.slots; pair++)
         if (((const int *)list->ids)[pair] < 0)
@@ -213,20 +219,20 @@ static __device__ __forceinline__ void expert_unit(const char *unit, const char 
 }
 
 /* Where the records of the pair in column `column` of an entry begin, of the first one beyond the last. */
-template <class F, int DOWN>
-static __device__ __forceinline__ uint32_t expert_x(const block_expert_args &a, const moe_list *list, int entry,
-                                                    int column)
+template <class F, int DOWN, class L>
+static __device__ __forceinline__ uint32_t expert_x(const block_expert_args &a, const L *list, int entry, int column)
 {
     const int pair = list->pair[entry][column < list->count[entry] ? column : 0];
+    const int row = DOWN ? pair : L::ONE || a.p.tokens == 1 ? 0 : pair / a.p.slots;
 
-    return (uint32_t)((DOWN ? pair : a.p.tokens == 1 ? 0 : pair / a.p.slots) * a.x.units * BLOCK_RECORD_1(F::X));
+    return (uint32_t)(row * a.x.units * BLOCK_RECORD_1(F::X));
 }
 
 /* A share of the product at->now. */
-template <class F, int COLUMNS, int DOWN>
-static __device__ __forceinline__ void expert_product(const block_expert_args &a, const moe_list *list,
-                                                      const uint32_t *column, const char *memory, expert_ring *ring,
-                                                      expert_state *at, float *results)
+template <class F, int COLUMNS, int DOWN, class L>
+static __device__ __forceinline__ void expert_product(const block_expert_args &a, const L *list, const uint32_t *column,
+                                                      const char *memory, expert_ring *ring, expert_state *at,
+                                                      float *results)
 {
     enum { SIDE = EXPERT_SIDE(F, COLUMNS, DOWN), STAGE = SIDE * EXPERT_PITCH(F::UNIT) };
     const int lane = threadIdx.x % 32, t = lane % 4;
@@ -254,7 +260,7 @@ static __device__ __forceinline__ void expert_product(const block_expert_args &a
             expert_copy<F, COLUMNS, DOWN>(a, list, &at->next, ptx_shared(ring->stages + last * STAGE),
                                           ring->bars + 8 * (uint32_t)last);
             block_wait<EXPERT_BULK(COLUMNS)>(bar, ring->phase, a.x.depth);
-            if (a.x.records) /* two calls, so that each is compiled for its kind of memory */
+            if (!L::ONE && a.x.records) /* two calls, so that each is compiled for its kind of memory */
                 expert_unit<F, SIDE>(stage, memory, a.x.records, own_x, lane, column, &s);
             else
                 expert_unit<F, SIDE>(stage, memory, memory + F::TABLES, own_x, lane, column, &s);
@@ -290,11 +296,12 @@ typedef struct expert_piece {
 
 /* From any address. The loop is for those that are no multiples of eight: without it, or with predicates in its place,
  * what follows would wait for the loads. */
+template <bool ONE>
 static __device__ __forceinline__ uint2 expert_load_codes(const block_expert_args &a, const char *from)
 {
     uint2 codes = make_uint2(0, 0);
 
-    if (a.x.vector_x)
+    if (ONE || a.x.vector_x)
         return *(const uint2 *)from;
 #pragma unroll 1
     for (int i = 7; i >= 0; i--)
@@ -302,13 +309,14 @@ static __device__ __forceinline__ uint2 expert_load_codes(const block_expert_arg
     return codes;
 }
 
+template <bool ONE>
 static __device__ __forceinline__ expert_piece expert_load_x(const block_expert_args &a, const expert_record &r)
 {
     const int u = r.unit * 32 + (int)threadIdx.x % 32;
     expert_piece x = {make_uint2(0, 0), 0.0f};
 
-    if (r.token < a.p.tokens && u / 4 < a.x.blocks) {
-        x.codes = expert_load_codes(a, (const char *)a.x.x + r.token * a.x.x_stride + r.slot * a.x.x_slot + u * 8);
+    if (r.token < (ONE ? 1 : a.p.tokens) && u / 4 < a.x.blocks) {
+        x.codes = expert_load_codes<ONE>(a, (const char *)a.x.x + r.token * a.x.x_stride + r.slot * a.x.x_slot + u * 8);
         x.xs = a.x.x_scales[r.token * a.x.x_ld + r.slot * a.x.x_slot_ld + u / 4];
     }
     return x;
@@ -318,7 +326,7 @@ static __device__ __forceinline__ expert_piece expert_load_x(const block_expert_
  * others follow at once. */
 enum { EXPERT_HELD = 2 };
 
-template <class F>
+template <class F, bool ONE>
 static __device__ __forceinline__ void expert_write_x(const block_expert_args &a, char *to, expert_record next,
                                                       const expert_piece *first)
 {
@@ -336,16 +344,15 @@ static __device__ __forceinline__ void expert_write_x(const block_expert_args &a
         if (r < all)
 #pragma unroll
             for (int i = 0; i < EXPERT_HELD; i++) {
-                held[i] = expert_load_x(a, next);
+                held[i] = expert_load_x<ONE>(a, next);
                 expert_skip(a, &next, a.warps);
             }
     }
 }
 
-template <class F, int COLUMNS>
-static __device__ __forceinline__ void expert_gate_up(const block_expert_args &a, const moe_list *list,
-                                                      const char *memory, expert_ring *ring, expert_state *at,
-                                                      float *results)
+template <class F, int COLUMNS, class L>
+static __device__ __forceinline__ void expert_gate_up(const block_expert_args &a, const L *list, const char *memory,
+                                                      expert_ring *ring, expert_state *at, float *results)
 {
     enum { SIDE = EXPERT_SIDE(F, COLUMNS, 0) };
     expert_pos pos = expert_begin<0, SIDE>(a);
@@ -366,8 +373,8 @@ static __device__ __forceinline__ void expert_gate_up(const block_expert_args &a
     }
 }
 
-template <class F, int COLUMNS>
-static __device__ __forceinline__ void expert_down(const block_expert_args &a, const moe_list *list, const char *memory,
+template <class F, int COLUMNS, class L>
+static __device__ __forceinline__ void expert_down(const block_expert_args &a, const L *list, const char *memory,
                                                    expert_ring *ring, expert_state *at, float *results)
 {
     expert_pos pos = expert_begin<1, 1>(a);
@@ -389,18 +396,23 @@ static __device__ __forceinline__ void expert_down(const block_expert_args &a, c
     }
 }
 
-template <class F, int COLUMNS, int DOWN>
+template <class F, int COLUMNS, int DOWN, class L>
 static __device__ __forceinline__ void expert_products(const block_expert_args &a)
 {
-    extern __shared__ __align__(128) char memory[];
-    moe_list *const list = (moe_list *)(memory + a.at_list);
+    extern __shared__ __align__(128) char shared[];
+    uint32_t base = ptx_shared(shared);
+
+    asm volatile("" : "+r"(base)); /* or it would be made anew for every unit */
+
+    char *const memory = (char *)__cvta_shared_to_generic(base);
+    L *const list = (L *)(memory + a.at_list);
     expert_state own, *const at =
                           EXPERT_BULK(COLUMNS) ? (expert_state *)(memory + a.at_states) + threadIdx.x / 32 : &own;
     expert_ring ring = {memory + a.x.at_ring +
                             threadIdx.x / 32 * a.x.depth * EXPERT_SIDE(F, COLUMNS, DOWN) * EXPERT_PITCH(F::UNIT),
                         EXPERT_BULK(COLUMNS) ? ptx_shared(at->bars) : 0, 0, 0};
     float *const results = (float *)(memory + a.at_results);
-    const bool early = DOWN && a.p.weights_const;
+    const bool early = DOWN && a.p.weights_const, records = !L::ONE && a.x.records;
     const uint32_t table = block_load_table(F());
     expert_piece held[EXPERT_HELD];
     expert_record next = {0, 0, 0};
@@ -411,7 +423,7 @@ static __device__ __forceinline__ void expert_products(const block_expert_args &
             ptx_mbarrier_init(ring.bars + 8 * (threadIdx.x % 32), 1);
         ptx_mbarrier_fence_init();
     }
-    if (!a.x.records)
+    if (!records)
         expert_skip(a, &next, threadIdx.x / 32);
     /* Constant weights of down are requested by the ids as they are before the kernels in front have ended, which a
      * router has long written. If they have changed, all begins again. */
@@ -420,13 +432,13 @@ static __device__ __forceinline__ void expert_products(const block_expert_args &
 
         if (!again)
             ptx_grid_dependency_wait();
-        if (a.p.tokens == 1) /* in front of the loads of x */
+        if constexpr (L::ONE) /* in front of the loads of x */
             id = moe_load_id_1(a.p);
         if (!again) {
-            if (!a.x.records)
+            if (!records)
 #pragma unroll
                 for (int k = 0; k < EXPERT_HELD; k++) {
-                    held[k] = expert_load_x(a, next);
+                    held[k] = expert_load_x<L::ONE>(a, next);
                     expert_skip(a, &next, a.warps);
                 }
             if (early) {
@@ -436,7 +448,7 @@ static __device__ __forceinline__ void expert_products(const block_expert_args &
             }
         }
         expert_keep<EXPERT_BULK(COLUMNS)>(&at->next, expert_first<DOWN, EXPERT_SIDE(F, COLUMNS, DOWN)>(a));
-        if (COLUMNS == 1 && a.p.tokens == 1)
+        if constexpr (L::ONE)
             moe_make_list_1(a.p, id, list);
         else
             moe_make_list(a.p, list, COLUMNS);
@@ -444,25 +456,25 @@ static __device__ __forceinline__ void expert_products(const block_expert_args &
     }
     ptx_launch_dependents(); /* behind the first loads, which it would delay */
     block_store_table(F(), memory, table);
-    if (!a.x.records)
-        expert_write_x<F>(a, memory + F::TABLES, next, held);
+    if (!records)
+        expert_write_x<F, L::ONE>(a, memory + F::TABLES, next, held);
     if (DOWN)
         moe_keep_weights(a.p, list);
-    else
-        expert_store_rest(a, list);
     __syncthreads(); /* orders the writes of x and of tables before their reads */
-    if constexpr (DOWN)
+    if constexpr (DOWN) {
         expert_down<F, COLUMNS>(a, list, memory, &ring, at, results);
-    else
+    } else {
         expert_gate_up<F, COLUMNS>(a, list, memory, &ring, at, results);
+        expert_store_rest(a, list);
+    }
 }
 
-template <class F, int COLUMNS, int DOWN>
+template <class F, int COLUMNS, int DOWN, int PAIRS>
 static __global__ void
     __launch_bounds__(32 * EXPERT_WARPS(COLUMNS, EXPERT_SIDE(F, COLUMNS, DOWN), EXPERT_BULK(COLUMNS), F::X), 1)
         block_experts(const __grid_constant__ block_expert_args a)
 {
-    expert_products<F, COLUMNS, DOWN>(a);
+    expert_products<F, COLUMNS, DOWN, moe_list_of<PAIRS>>(a);
 }
 
 #endif

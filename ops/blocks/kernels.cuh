@@ -11,6 +11,10 @@
     {                                                                                                                  \
         (const void *)block_mma<F, 1, BULK>, (const void *)block_mma<F, 8, BULK>, (const void *)block_mma<F, 16, BULK> \
     }
+#define BLOCK_EXPERTS_OF(F, COLUMNS, PAIRS)                                                                  \
+    {                                                                                                        \
+        (const void *)block_experts<F, COLUMNS, 0, PAIRS>, (const void *)block_experts<F, COLUMNS, 1, PAIRS> \
+    }
 /* Defines block_kernels_NAME, from struct block_NAME. */
 #define BLOCK_KERNELS(name)                                                                                            \
     extern const block_kernels ridge_block_kernels_##name = {                                                          \
@@ -23,8 +27,8 @@
         BLOCK_SIDE(block_##name, 1),                                                                                   \
         {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)},       \
         {BLOCK_TEAMS_OF(block_##name, 0), BLOCK_TEAMS_OF(block_##name, 1)},                                            \
-        {{(const void *)block_experts<block_##name, 1, 0>, (const void *)block_experts<block_##name, 1, 1>},           \
-         {(const void *)block_experts<block_##name, 8, 0>, (const void *)block_experts<block_##name, 8, 1>}},          \
+        {BLOCK_EXPERTS_OF(block_##name, 1, RIDGE_MOE_MAX_SLOTS), BLOCK_EXPERTS_OF(block_##name, 1, MOE_PAIRS),         \
+         BLOCK_EXPERTS_OF(block_##name, MOE_COLUMNS, MOE_PAIRS)},                                                      \
         (const void *)block_prompt<block_##name>,                                                                      \
         {(const void *)block_gemm_wgmma<block_##name, GEMM_TILE_128(block_##name)>,                                    \
          (const void *)block_gemm_wgmma<block_##name, GEMM_TILE_64(block_##name)>,                                     \

@@ -9,6 +9,7 @@ typedef struct expert_plan {
     int results;       /* floats of a buffer of results, of a step of down */
     unsigned grid;
     bool records; /* x lies in global memory */
+    bool one;     /* the kernels of one token, whose rows of x begin at multiples of 16 bytes */
     int64_t bytes;
 } expert_plan;
 
@@ -81,7 +82,7 @@ static bool lay_out(const ridge_device *device, const ridge_problem *problem, ex
     if (records > host_max_shared(device))
         return false;
     p->at_list = (uint32_t)ridge_round_up(k->tables + records, 128);
-    p->at_states = (uint32_t)ridge_round_up(p->at_list + (int64_t)sizeof(moe_list), 8);
+    p->at_states = (uint32_t)ridge_round_up(p->at_list + (int64_t)(p->one ? sizeof(moe_list_1) : sizeof(moe_list)), 8);
     p->at_ring = (uint32_t)ridge_round_up(p->at_states + p->warps * (int)sizeof(expert_state), 128);
     p->at_results = p->at_ring + (uint32_t)(p->warps * p->depth * p->side * EXPERT_PITCH(k->unit));
     p->bytes = p->at_results + (int64_t)p->results * 4 * buffers;
@@ -101,7 +102,7 @@ static bool find_plan(const ridge_device *device, const ridge_problem *problem, 
             const int most = (int)(IN_FLIGHT / (p->warps * EXPERT_PITCH(k->unit)));
 
             share_out(device, problem, p);
-            for (int records = 0; records < 2; records++) {
+            for (int records = 0; records < (p->one ? 1 : 2); records++) {
                 p->records = records;
                 for (p->depth = p->columns == 1 ? 2 : (int)ridge_max(2, ridge_min(BLOCK_MAX_DEPTH, most));
                      p->depth >= least; p->depth--)
@@ -112,12 +113,17 @@ static bool find_plan(const ridge_device *device, const ridge_problem *problem, 
     return false;
 }
 
-/* Single pairs have larger results, which may not fit. Shapes alone decide. */
-static expert_plan plan(const ridge_device *device, const ridge_problem *problem)
+/* Single pairs have larger results, which may not fit. Shapes alone decide, and for one token whether x is aligned:
+ * its own kernels are a third shorter than those of several, and 3 to 5 % faster. */
+static expert_plan plan(const ridge_device *device, const ridge_problem *problem, bool aligned)
 {
     expert_plan p = {};
 
     p.columns = columns_of(problem);
+    p.one = aligned && problem->dim[0] == 1;
+    if (p.one && find_plan(device, problem, &p))
+        return p;
+    p.one = false;
     if (find_plan(device, problem, &p))
         return p;
     p.columns = MOE_COLUMNS;
@@ -128,7 +134,7 @@ static expert_plan plan(const ridge_device *device, const ridge_problem *problem
 
 static size_t workspace(const ridge_device *device, const ridge_kernel *, const ridge_problem *problem)
 {
-    return plan(device, problem).records ? (size_t)record_bytes(problem) : 0;
+    return plan(device, problem, false).records ? (size_t)record_bytes(problem) : 0;
 }
 
 static block_mma_args x_of(const moe_args *p)
@@ -154,15 +160,16 @@ static block_mma_args x_of(const moe_args *p)
 static ridge_status launch(const ridge_device *device, const ridge_kernel *kernel, const ridge_bound *bound,
                            void *space, size_t, void *stream)
 {
-    const expert_plan p = plan(device, &bound->problem);
     const block_kernels *k = ridge_block_kernels_of(bound->problem.dtype[2]);
     block_expert_args a = {};
     ridge_status status;
+    expert_plan p;
 
     a.p = moe_args_of(&bound->call);
     if (a.p.tokens == 0 || a.p.rows == 0)
         return RIDGE_OK;
     a.x = x_of(&a.p);
+    p = plan(device, &bound->problem, a.x.vector_x);
     a.x.depth = p.depth;
     a.x.at_ring = p.at_ring;
     a.at_list = p.at_list;
@@ -188,8 +195,11 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
             return status;
         a.x.records = (const char *)space;
     }
-    return host_launch_shared(device, kernel->name, k->experts[p.columns > 1][a.p.down], dim3(p.grid), 32 * p.warps,
-                              (size_t)p.bytes, &a, stream);
+    return host_launch_shared(device, kernel->name,
+                              k->experts[p.one           ? 0
+                                         : p.columns > 1 ? 2
+                                                         : 1][a.p.down],
+                              dim3(p.grid), 32 * p.warps, (size_t)p.bytes, &a, stream);
 }
 
 static ridge_status prepare(const ridge_device *device)
@@ -198,7 +208,7 @@ static ridge_status prepare(const ridge_device *device)
 
     for (uint32_t format = RIDGE_Q4_0; format < RIDGE_DTYPES && !status; format++)
         status =
-            host_prepare(device, ridge_block_kernels_of(format)->experts[0], 4,
+            host_prepare(device, ridge_block_kernels_of(format)->experts[0], 6,
                          cudaFuncAttributeMaxDynamicSharedMemorySize, host_max_shared(device), "moe: loading kernels");
     return status;
 }
@@ -211,7 +221,7 @@ static const char *why_not(const ridge_device *device, const ridge_kernel *, con
         return "more than 2^24 columns or 2^30 rows";
     if (record_bytes(problem) >= INT64_C(1) << 31)
         return "x takes 2 GB or more";
-    return plan(device, problem).bytes == INT64_MAX ? "shared memory is too small" : NULL;
+    return plan(device, problem, false).bytes == INT64_MAX ? "shared memory is too small" : NULL;
 }
 
 /* A launch, and the weights of as many experts as the tokens may name. */

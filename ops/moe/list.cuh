@@ -8,18 +8,20 @@
 
 enum { MOE_PAIRS = RIDGE_MOE_MAX_TOKENS * RIDGE_MOE_MAX_SLOTS, MOE_COLUMNS = 8 };
 
-/* In shared memory. A pair is token * slots + slot. */
-typedef struct moe_list {
-    int4 ids[MOE_PAIRS / 4];
-    int expert[MOE_PAIRS], count[MOE_PAIRS];
-    uint16_t pair[MOE_PAIRS][MOE_COLUMNS];
-    uint16_t entry[MOE_PAIRS]; /* of a pair that begins one */
-    uint16_t begin[MOE_PAIRS],
-        before[MOE_PAIRS]; /* the pair that begins this one's entry; pairs of its expert before */
-    int warp[MOE_PAIRS / 32];
+/* In shared memory; of as many pairs as calls have, or of one token's. A pair is token * slots + slot. */
+template <int PAIRS> struct moe_list_of {
+    static const bool ONE = PAIRS == RIDGE_MOE_MAX_SLOTS;
+    int4 ids[PAIRS / 4];
+    int expert[PAIRS], count[PAIRS];
+    uint16_t pair[PAIRS][MOE_COLUMNS];
+    uint16_t entry[PAIRS];                /* of a pair that begins one */
+    uint16_t begin[PAIRS], before[PAIRS]; /* the pair that begins this one's entry; pairs of its expert before */
+    int warp[PAIRS / 32];
     int entries;
-    float weight[MOE_PAIRS]; /* down: of a pair, see moe_keep_weights */
-} moe_list;
+    float weight[PAIRS]; /* down: of a pair, see moe_keep_weights */
+};
+typedef moe_list_of<MOE_PAIRS> moe_list;
+typedef moe_list_of<RIDGE_MOE_MAX_SLOTS> moe_list_1;
 
 /* The pairs of this one's expert before it, and which of these begins its entry. */
 static __device__ __forceinline__ void moe_look_back(moe_list *list, int i, int pairs, int columns)
@@ -57,7 +59,7 @@ static __device__ __forceinline__ int moe_load_id_1(const moe_args &p)
 }
 
 /* Whether the ids are still those of the list. By all threads of the CTA. */
-static __device__ __forceinline__ bool moe_list_holds(const moe_args &p, const moe_list *list)
+template <class L> static __device__ __forceinline__ bool moe_list_holds(const moe_args &p, const L *list)
 {
     bool same = true;
 
@@ -68,7 +70,7 @@ static __device__ __forceinline__ bool moe_list_holds(const moe_args &p, const m
 
 /* Weights of the slots to shared memory, behind the requests of the first copies, which take longer. From global memory
  * the first slot of a row would wait for its own. */
-static __device__ __forceinline__ void moe_keep_weights(const moe_args &p, moe_list *list)
+template <class L> static __device__ __forceinline__ void moe_keep_weights(const moe_args &p, L *list)
 {
     for (int i = threadIdx.x; i < p.tokens * p.slots; i += blockDim.x)
         list->weight[i] = p.weights[i / p.slots * p.weights_stride + i % p.slots];
@@ -120,7 +122,7 @@ static __device__ __forceinline__ void moe_make_list(const moe_args &p, moe_list
 
 /* The same of one token, whose pairs have an entry each. The first warp makes it for all: ids that are read while they
  * may still be written would differ from warp to warp. loaded: by moe_load_id_1. */
-static __device__ __forceinline__ void moe_make_list_1(const moe_args &p, int loaded, moe_list *list)
+static __device__ __forceinline__ void moe_make_list_1(const moe_args &p, int loaded, moe_list_1 *list)
 {
     if (threadIdx.x < 32) {
         const int lane = threadIdx.x, id = loaded >= 0 && loaded < p.experts ? loaded : -1;
