@@ -92,19 +92,26 @@ static __device__ __forceinline__ void block_codes(block_iq2_xxs, const char *un
     }
 }
 
+/* The upper four bits of a word and a half. As the last bits of 8388608.0f, where one instruction puts them (lea.hi),
+ * they need neither a mask nor a conversion. */
+static __device__ __forceinline__ float block_iq2_scale(uint32_t word)
+{
+    uint32_t scale;
+
+    asm("mad.hi.u32 %0, %1, 16, 0x4b000000;" : "=r"(scale) : "r"(word));
+    return __fadd_rn(__uint_as_float(scale), -8388607.5f);
+}
+
 static __device__ __forceinline__ void block_own_scales(block_iq2_xxs, const char *unit, const char *, int lane,
                                                         block_scales *s)
 {
-    const float d = __fmul_rn(ptx_f32_from_f16(*(const uint16_t *)(unit + 1024 + block_own_row(lane) * 2)), 0x1p-30f);
+    const float d = __fmul_rn(ptx_f32_from_f16(*(const uint16_t *)(unit + 1024 + block_own_row(lane) * 2)), 0.25f);
 
-    uint32_t half = 0x08000000;
-
-    asm("" : "+r"(half)); /* or two instructions are made of & and | */
 #pragma unroll
     for (int j = 0; j < 4; j++) { /* of the words that block_codes reads */
         const uint4 both = *(const uint4 *)(unit + (j >> 1) * 512 + lane * 16);
 
-        s->w[j] = __fmul_rn(d, (float)(((j & 1 ? both.w : both.y) & 0xf0000000u) | half));
+        s->w[j] = __fmul_rn(d, block_iq2_scale(j & 1 ? both.w : both.y));
     }
 }
 
