@@ -46,7 +46,7 @@ typedef struct block_kernels {
     const void *mma[2][3];
     const void *records[3];
     int unit, tables; /* bytes of a unit and of tables in shared memory */
-    int depth;        /* stages of up to 8 tokens, at most, where all teams have tiles */
+    int depth[2];     /* stages of up to 8 tokens, at most, where all teams have tiles, as of mma */
     int side;         /* tiles side by side of one token, at most */
     int record[3];    /* bytes of x for 256 columns */
     int teams[2][3];  /* of a CTA, at most, as of mma */

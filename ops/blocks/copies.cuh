@@ -29,6 +29,9 @@ static __device__ __forceinline__ void ptx_mbarrier_expect(uint32_t, uint32_t)
 static __device__ __forceinline__ void ptx_mbarrier_wait(uint32_t, uint32_t)
 {
 }
+static __device__ __forceinline__ void ptx_mbarrier_arrive(uint32_t)
+{
+}
 static __device__ __forceinline__ void block_bulk(uint32_t, const void *, uint32_t, uint32_t)
 {
 }
@@ -54,6 +57,9 @@ static __device__ __forceinline__ void block_bulk(uint32_t to, const void *from,
 /* Formats whose instructions bound one token (APART) compute two tiles side by side: what is around a unit, and x, is
  * for both, and their instructions wait less for each other. */
 #define BLOCK_SIDE(F, tokens) ((tokens) == 1 && F::APART ? 2 : 1)
+/* Units of a tile in a stage. Of one token in some formats (TOGETHER) one warp of a team copies four units for four
+ * warps, which lie together in memory; else each warp copies for itself. */
+#define BLOCK_TOGETHER(F, tokens, bulk) ((bulk) && (tokens) == 1 && F::TOGETHER ? 4 : 1)
 /* Bytes from stage to stage: bulk copies to multiples of 128 bytes are faster than to others. */
 #define BLOCK_PITCH(unit) (((unit) + 127) / 128 * 128)
 
@@ -135,15 +141,35 @@ static __device__ __forceinline__ void block_copy_two(const uint8_t *const *from
     }
 }
 
+/* The same of up to four neighbouring units of a tile, or of two tiles, none of which lacks a run. */
+template <class F, int SIDE>
+static __device__ __forceinline__ void block_copy_units(const block_mma_args &a, const block_loader *l, uint32_t stage,
+                                                        uint32_t bar)
+{
+    const uint32_t bytes = (uint32_t)(l->left == 1 ? (a.units - 1) % 4 + 1 : 4) * F::UNIT;
+    const int tiles = SIDE == 2 ? a.each : 1;
+
+    static_assert(!F::SMALL, "no last unit of one run");
+    if (ptx_elect()) {
+        ptx_mbarrier_expect(bar, (uint32_t)tiles * bytes);
+#pragma unroll
+        for (int i = 0; i < SIDE; i++)
+            if (i < tiles)
+                block_bulk(stage + (uint32_t)(i * BLOCK_PITCH(4 * F::UNIT)), l->from[i], bytes, bar);
+    }
+}
+
 /* Copies the next unit into a stage and advances; left = 0: there is none. */
-template <class F, int SIDE, int BULK>
+template <class F, int SIDE, int BULK, int TOGETHER>
 static __device__ __forceinline__ void block_copy(const block_mma_args &a, block_loader *l, uint32_t stage,
                                                   uint32_t bar, int part, int lane, int mine, int step)
 {
     if (l->left) {
         const bool tail = F::SMALL && l->left == l->tail, two = SIDE == 2 && a.each == 2;
 
-        if (BULK && two) {
+        if constexpr (TOGETHER > 1) {
+            block_copy_units<F, SIDE>(a, l, stage, bar);
+        } else if (BULK && two) {
             block_copy_two<F>(l->from, tail, stage, bar);
         } else {
             block_copy_unit<F, BULK>(l->from[0], tail, stage, bar, lane);

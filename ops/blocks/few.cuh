@@ -107,13 +107,17 @@ static __device__ __forceinline__ float *block_sums(const block_mma_args &a, cha
     return (float *)(memory + a.at_sums) + thread / BLOCK_TEAM * 2 * tile_sums + buffer;
 }
 
-/* Where a warp is: its ring of stages and their mbarriers, the stage that it reads next, and what it copies next. */
+/* Where a warp is: its ring of stages, or its team's, and their mbarriers, the stage that it reads next, and what it
+ * copies next. Behind the mbarriers of a team's bytes lie those of the three other warps, that they have read them. */
 typedef struct block_ring {
     char *stages;
     uint32_t bars, parity;
     int at;
+    bool copies;
     block_loader next;
 } block_ring;
+
+enum { BLOCK_READ = BLOCK_MAX_DEPTH * 8 };
 
 /* All lanes have read the stage, which may be written again. A bulk copy could overtake their loads; behind a vote over
  * sums that depend on all that was loaded it cannot. No sum has the bits that are asked for, so that this is true. */
@@ -125,13 +129,47 @@ template <int BULK> static __device__ __forceinline__ bool block_has_read(float 
     return true;
 }
 
+/* Stages of weights that are asked for before x, which comes behind them; 0: all. */
+#define BLOCK_EARLY(F, tokens) ((tokens) > 8 ? 0 : F::DEPTH / 2)
+
+/* Copies into a stage. */
+template <class F, int TOKENS, int BULK>
+static __device__ __forceinline__ void block_fill(const block_mma_args &a, block_ring *ring, int at, int part, int lane,
+                                                  int mine, int step)
+{
+    enum { SIDE = BLOCK_SIDE(F, TOKENS), TOGETHER = BLOCK_TOGETHER(F, TOKENS, BULK) };
+    enum { STAGE = SIDE * BLOCK_PITCH(TOGETHER * F::UNIT) };
+
+    block_copy<F, SIDE, BULK, TOGETHER>(a, &ring->next, ptx_shared(ring->stages) + (uint32_t)at * STAGE,
+                                        ring->bars + (uint32_t)at * 8, part, lane, mine, step);
+}
+
+/* This warp has read its stage, and copies into it. Of a team three warps say so, and the fourth copies into the stage
+ * before, which the others are then likely to have left. */
+template <class F, int TOKENS, int BULK>
+static __device__ __forceinline__ void block_next_stage(const block_mma_args &a, block_ring *ring, int part, int lane,
+                                                        int mine, int step)
+{
+    if constexpr (BLOCK_TOGETHER(F, TOKENS, BULK) == 1) {
+        block_fill<F, TOKENS, BULK>(a, ring, ring->at, part, lane, mine, step);
+    } else if (ring->copies) {
+        const int before = (ring->at ? ring->at : a.depth) - 1;
+
+        ptx_mbarrier_wait(ring->bars + BLOCK_READ + (uint32_t)before * 8, ring->parity ^ !ring->at);
+        block_fill<F, TOKENS, BULK>(a, ring, before, 0, lane, mine, step);
+    } else if (ptx_elect()) {
+        ptx_mbarrier_arrive(ring->bars + BLOCK_READ + (uint32_t)ring->at * 8);
+    }
+}
+
 /* The tiles of a team. RECORDS: x lies in global memory, else in shared memory. A few warps have most of the work of
  * storing a tile; they take turns, since those of all teams with one number share a scheduler. */
 template <class F, int TOKENS, int BULK, int RECORDS>
 static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char *memory, block_ring *ring, int mine)
 {
     enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X), SIDE = BLOCK_SIDE(F, TOKENS) };
-    enum { STAGE = SIDE * BLOCK_PITCH(F::UNIT), PART_SUMS = BLOCK_PARTS(TOKENS) * TOKENS * 16 };
+    enum { TOGETHER = BLOCK_TOGETHER(F, TOKENS, BULK), PITCH = BLOCK_PITCH(TOGETHER * F::UNIT), STAGE = SIDE * PITCH };
+    enum { PART_SUMS = BLOCK_PARTS(TOKENS) * TOKENS * 16 };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4, part = warp % 4;
     const int step = (int)gridDim.x * a.teams;
     const int tile_sums = (SIDE == 2 ? 2 : 1 + a.gate_up) * PART_SUMS;
@@ -148,27 +186,26 @@ static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char
             int record = part * RECORD;
 
 #pragma unroll 1
-            for (; record < a.units * RECORD; record += 4 * RECORD) {
-                char *const unit = ring->stages + ring->at * STAGE;
-                const uint32_t bar = ring->bars + (uint32_t)ring->at * 8;
+            for (; record < (TOGETHER > 1 ? 4 * mine : a.units) * RECORD; record += 4 * RECORD) {
+                char *const unit = ring->stages + ring->at * STAGE + (TOGETHER > 1 ? part * F::UNIT : 0);
 
-                block_wait<BULK>(bar, ring->parity, a.depth);
-                if constexpr (SIDE == 2) {
+                block_wait<BULK>(ring->bars + (uint32_t)ring->at * 8, ring->parity, a.depth);
+                if (TOGETHER == 1 || record < a.units * RECORD) { /* else the last stage has no unit for this warp */
                     const char *const x = (RECORDS ? a.records : memory + F::TABLES) + record;
 
-                    if (a.each == 2) {
-                        asm volatile("// two units"); /* or the first would be taken out of both branches */
-                        block_units_1<F, 2, BLOCK_PITCH(F::UNIT)>(unit, memory, x, lane, &acc[0][0]);
+                    if constexpr (SIDE == 2) {
+                        if (a.each == 2) {
+                            asm volatile("// two units"); /* or the first would be taken out of both branches */
+                            block_units_1<F, 2, PITCH>(unit, memory, x, lane, &acc[0][0]);
+                        } else {
+                            block_unit_1<F>(unit, memory, x, lane, NULL, &acc[0][0]);
+                        }
                     } else {
-                        block_unit_1<F>(unit, memory, x, lane, NULL, &acc[0][0]);
+                        block_unit<F, TOKENS, RECORDS>(unit, memory, hand, x, tile_stride, lane, column, acc);
                     }
-                } else {
-                    block_unit<F, TOKENS, RECORDS>(unit, memory, hand,
-                                                   (RECORDS ? a.records : memory + F::TABLES) + record, tile_stride,
-                                                   lane, column, acc);
                 }
                 if (block_has_read<BULK>(acc[0][0], acc[TOKENS > 1 || SIDE == 2][0]))
-                    block_copy<F, SIDE, BULK>(a, &ring->next, ptx_shared(unit), bar, part, lane, mine, step);
+                    block_next_stage<F, TOKENS, BULK>(a, ring, part, lane, mine, step);
                 if (++ring->at == a.depth) {
                     ring->at = 0;
                     ring->parity ^= 1;
@@ -188,29 +225,37 @@ static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char
     }
 }
 
-/* Stages of weights that are asked for before x, which comes behind them; 0: all. */
-#define BLOCK_EARLY(F, tokens) ((tokens) > 8 ? 0 : F::DEPTH / 2)
-
 template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void block_product(const block_mma_args &a)
 {
-    enum { SIDE = BLOCK_SIDE(F, TOKENS), STAGE = SIDE * BLOCK_PITCH(F::UNIT) };
+    enum { SIDE = BLOCK_SIDE(F, TOKENS), TOGETHER = BLOCK_TOGETHER(F, TOKENS, BULK) };
+    enum { STAGE = SIDE * BLOCK_PITCH(TOGETHER * F::UNIT) };
     extern __shared__ __align__(128) char shared[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % 4;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4;
+    const int part = TOGETHER > 1 ? 0 : warp % 4, owner = TOGETHER > 1 ? team : warp;
     const int step = (int)gridDim.x * a.teams, mine = (a.units - part + 3) / 4;
-    const int early = BLOCK_EARLY(F, TOKENS) ? BLOCK_EARLY(F, TOKENS) : a.depth;
+    /* a team's last stage is copied behind its first units */
+    const int all = a.depth - (TOGETHER > 1), early = BLOCK_EARLY(F, TOKENS) ? min(all, BLOCK_EARLY(F, TOKENS)) : all;
     uint32_t base = ptx_shared(shared), table;
     char *memory;
-    block_ring ring = {NULL, 0, 0, 0, {(int)blockIdx.x + warp / 4 * (int)gridDim.x, 0, mine, -1, {NULL, NULL}}};
+    block_ring ring = {NULL, 0, 0, 0, true, {(int)blockIdx.x + team * (int)gridDim.x, 0, mine, -1, {NULL, NULL}}};
 
     asm volatile("" : "+r"(base)); /* or it would be made anew for every unit */
     memory = (char *)__cvta_shared_to_generic(base);
-    ring.stages = memory + a.at_ring + warp * a.depth * STAGE;
-    ring.bars = base + a.at_bars + (uint32_t)(warp * BLOCK_MAX_DEPTH * 8);
+    ring.stages = memory + a.at_ring + owner * a.depth * STAGE;
+    ring.bars = base + a.at_bars + (uint32_t)(owner * BLOCK_MAX_DEPTH * 8 * (TOGETHER > 1 ? 2 : 1));
+    if (TOGETHER > 1)
+        ring.copies = warp % 4 == team % 4; /* of each scheduler's warps one */
     table = block_load_table(F());
     ptx_launch_dependents();
     if constexpr (BULK) {
-        if (lane < a.depth)
+        const bool reads = warp % 4 == (team + 1) % 4; /* another warp, which has nothing to copy */
+
+        if (TOGETHER == 1 && lane < a.depth)
             ptx_mbarrier_init(ring.bars + (uint32_t)lane * 8, 1);
+        if (TOGETHER > 1 && (ring.copies || reads) && ptx_elect())
+#pragma unroll
+            for (uint32_t i = 0; i < BLOCK_MAX_DEPTH; i++)
+                ptx_mbarrier_init(ring.bars + (reads ? BLOCK_READ : 0) + i * 8, reads ? 3 : 1);
         ptx_mbarrier_fence_init();
         __syncwarp();
     }
@@ -218,24 +263,23 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
         ptx_grid_dependency_wait();
     if (ring.next.work >= a.work)
         ring.next.left = 0;
-    if (a.tail && (a.units - 1) % 4 == part)
+    if (a.tail && (TOGETHER > 1 || (a.units - 1) % 4 == part))
         ring.next.tail = 1;
     if (ring.next.left)
         block_seek<F, SIDE>(a, &ring.next, part);
+    if (ring.copies)
 #pragma unroll 1
-    for (int i = 0; i < early; i++)
-        block_copy<F, SIDE, BULK>(a, &ring.next, ptx_shared(ring.stages + i * STAGE), ring.bars + (uint32_t)i * 8, part,
-                                  lane, mine, step);
+        for (int i = 0; i < early; i++)
+            block_fill<F, TOKENS, BULK>(a, &ring, i, part, lane, mine, step);
     block_store_table(F(), memory, table);
     if (a.weights_const)
         ptx_grid_dependency_wait();
     if (!a.records)
         block_make_x<F, TOKENS>(a, memory + F::TABLES);
-    if (BLOCK_EARLY(F, TOKENS))
+    if (BLOCK_EARLY(F, TOKENS) && ring.copies)
 #pragma unroll 1
-        for (int i = early; i < a.depth; i++)
-            block_copy<F, SIDE, BULK>(a, &ring.next, ptx_shared(ring.stages + i * STAGE), ring.bars + (uint32_t)i * 8,
-                                      part, lane, mine, step);
+        for (int i = early; i < all; i++)
+            block_fill<F, TOKENS, BULK>(a, &ring, i, part, lane, mine, step);
     __syncthreads(); /* orders the writes of x and of tables before their reads */
     if (a.records)   /* two calls, so that each is compiled for its kind of memory */
         block_tiles<F, TOKENS, BULK, 1>(a, memory, &ring, mine);

@@ -21,9 +21,11 @@ struct block_iq2_xxs {
     static const int X = BLOCK_X_PLAIN;
     static const int OFFSET = 0;
     static const int DEPTH = 2;
+    static const int BULK_DEPTH = 3;
     static const int PAIRS = 1;
     static const int MIXED = 0;
     static const int APART = 1;
+    static const int TOGETHER = 1;
 };
 
 /* Where the lower halves lie of what prmt selects from: as constants in the code, they would be moved to a register

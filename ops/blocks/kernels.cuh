@@ -23,7 +23,7 @@
          (const void *)block_records<block_##name, 16>},                                                               \
         block_##name::UNIT,                                                                                            \
         block_##name::TABLES,                                                                                          \
-        block_##name::DEPTH,                                                                                           \
+        {block_##name::DEPTH, block_##name::BULK_DEPTH},                                                               \
         BLOCK_SIDE(block_##name, 1),                                                                                   \
         {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)},       \
         {BLOCK_TEAMS_OF(block_##name, 0), BLOCK_TEAMS_OF(block_##name, 1)},                                            \

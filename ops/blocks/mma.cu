@@ -93,11 +93,11 @@ static int64_t room(int64_t tiles, int teams)
 
 /* Stages of a warp, at most. Of formats with many instructions a byte fewer, since more in flight only delays x, which
  * the loop begins with; but not where few teams have a tile. */
-static int64_t most_stages(const block_kernels *k, const block_plan *p, int64_t tiles)
+static int64_t most_stages(const block_kernels *k, const block_plan *p, int bulk, int64_t tiles)
 {
     if (p->form > 1 || tiles < 1)
         return BLOCK_MAX_DEPTH;
-    return ridge_min(BLOCK_MAX_DEPTH, k->depth * p->teams / ridge_min(p->teams, tiles));
+    return ridge_min(BLOCK_MAX_DEPTH, k->depth[bulk] * p->teams / ridge_min(p->teams, tiles));
 }
 
 /* The teams that leave the fewest of them idle in the last round, of those within two of as many as fit with two
@@ -125,7 +125,7 @@ static block_plan plan(const ridge_device *device, const ridge_problem *problem,
                 best = p;
         }
     }
-    for (p = best; best.teams && p.depth < most_stages(k, &p, tiles); best = p) {
+    for (p = best; best.teams && p.depth < most_stages(k, &p, bulk, tiles); best = p) {
         p.depth++;
         if (!fits(&p, k, units, sums, most))
             break;

@@ -3,7 +3,8 @@
  * A team of four warps computes a tile of 16 rows. Warp w has the units w, w + 4, ... of 256 columns, which are the
  * partitions 2 w and 2 w + 1 of the canonical order. It copies unit after unit, one contiguous piece of memory, into
  * stages of its own in shared memory, by cp.async (16 bytes a lane) or by one bulk copy, `depth` ahead and from one
- * tile into the next (copies.cuh); no other warp reads them, so there is no barrier but within the warp. Lanes read
+ * tile into the next (copies.cuh); no other warp reads them, so there is no barrier but within the warp. Of some
+ * formats (TOGETHER) one warp of the team copies for all four, and mbarriers tell it what they have read. Lanes read
  * the codes back as A operands (layout.h).
  *
  * x is the B operand. With several tokens its eight columns are tokens: an instruction has a block's sums of 16 rows.

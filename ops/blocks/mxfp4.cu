@@ -15,9 +15,11 @@ struct block_mxfp4 {
     static const int X = BLOCK_X_START;
     static const int OFFSET = 16;
     static const int DEPTH = 2;
+    static const int BULK_DEPTH = 3;
     static const int PAIRS = 0;
     static const int MIXED = 1;
     static const int APART = 1;
+    static const int TOGETHER = 0;
 };
 
 /* Where 2^(e - 128) lies for all e: subnormal numbers would want a branch. */

@@ -12,9 +12,11 @@ struct block_q2_k {
     static const int X = BLOCK_X_SUM_16;
     static const int OFFSET = 0;
     static const int DEPTH = 2;
+    static const int BULK_DEPTH = 2;
     static const int PAIRS = 0;
     static const int MIXED = 0;
     static const int APART = 1;
+    static const int TOGETHER = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q2_k, const char *unit, const char *, int lane, int q,

@@ -10,9 +10,11 @@ struct block_q4_k {
     static const int X = BLOCK_X_SUM;
     static const int OFFSET = 0;
     static const int DEPTH = 4;
+    static const int BULK_DEPTH = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
     static const int APART = 0;
+    static const int TOGETHER = 0;
 };
 
 static __device__ __forceinline__ void block_codes(block_q4_k, const char *unit, const char *, int lane, int q,

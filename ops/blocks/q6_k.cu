@@ -11,9 +11,11 @@ struct block_q6_k {
     static const int X = BLOCK_X_START_16;
     static const int OFFSET = 32;
     static const int DEPTH = 4;
+    static const int BULK_DEPTH = 4;
     static const int PAIRS = 0;
     static const int MIXED = 0;
     static const int APART = 0;
+    static const int TOGETHER = 1;
 };
 
 static __device__ __forceinline__ void block_codes(block_q6_k, const char *unit, const char *, int lane, int q,
