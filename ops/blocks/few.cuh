@@ -233,6 +233,8 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4;
     const int part = TOGETHER > 1 ? 0 : warp % 4, owner = TOGETHER > 1 ? team : warp;
     const int step = (int)gridDim.x * a.teams, mine = (a.units - part + 3) / 4;
+    /* x is for the warps that copy nothing, before all others: of a large CTA's teams warps 0, 5, 10 and 15 copy */
+    const int x_thread = TOGETHER == 1 ? (int)threadIdx.x : warp ? (int)threadIdx.x - 32 : (int)blockDim.x - 32 + lane;
     /* a team's last stage is copied behind its first units */
     const int all = a.depth - (TOGETHER > 1), early = BLOCK_EARLY(F, TOKENS) ? min(all, BLOCK_EARLY(F, TOKENS)) : all;
     uint32_t base = ptx_shared(shared), table;
@@ -271,15 +273,29 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
 #pragma unroll 1
         for (int i = 0; i < early; i++)
             block_fill<F, TOKENS, BULK>(a, &ring, i, part, lane, mine, step);
-    block_store_table(F(), memory, table);
+    if (SIDE == 1)
+        block_store_table(F(), memory, table);
     if (a.weights_const)
         ptx_grid_dependency_wait();
-    if (!a.records)
-        block_make_x<F, TOKENS>(a, memory + F::TABLES);
-    if (BLOCK_EARLY(F, TOKENS) && ring.copies)
+    const auto rest = [&] {
+        if (BLOCK_EARLY(F, TOKENS) && ring.copies)
 #pragma unroll 1
-        for (int i = early; i < all; i++)
-            block_fill<F, TOKENS, BULK>(a, &ring, i, part, lane, mine, step);
+            for (int i = early; i < all; i++)
+                block_fill<F, TOKENS, BULK>(a, &ring, i, part, lane, mine, step);
+    };
+    /* while x is on its way; where bytes bound, more copies in front of it would delay it */
+    const auto meanwhile = [&] {
+        if (SIDE == 2) {
+            block_store_table(F(), memory, table);
+            rest();
+        }
+    };
+    if (a.records)
+        meanwhile();
+    else
+        block_make_x<F, TOKENS>(a, memory + F::TABLES, x_thread, meanwhile);
+    if (SIDE == 1)
+        rest();
     __syncthreads(); /* orders the writes of x and of tables before their reads */
     if (a.records)   /* two calls, so that each is compiled for its kind of memory */
         block_tiles<F, TOKENS, BULK, 1>(a, memory, &ring, mine);

@@ -148,15 +148,16 @@ static __device__ __forceinline__ void block_load_eight(const block_mma_args &a,
 /* Writes the records of `count` tokens: with TOKENS = 1 one after another, else those of eight, of the next eight, ...
  * The threads `first`, first + step, ... take eight columns of one token, or of four, whose loads are then in flight
  * together (with eight, products spill registers); all of a warp come. */
-template <class F, int TOKENS>
+template <class F, int TOKENS, class G>
 static __device__ __forceinline__ void block_make_records(const block_mma_args &a, char *to, int count, int first,
-                                                          int step)
+                                                          int step, G meanwhile)
 {
     enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X), BATCH = TOKENS == 1 ? 1 : 4 };
-    const int per_token = a.units * 32; /* of 8 columns */
+    enum { EVERY = TOKENS == 1 && F::APART }; /* warp comes, for what is to be done meanwhile */
+    const int per_token = a.units * 32, all = per_token * (count / BATCH); /* of 8 columns */
 
 #pragma unroll 1
-    for (int i = first; i < per_token * (count / BATCH); i += step) {
+    for (int i = first; (EVERY && i == first) || i < all; i += step) {
         const int token = i / per_token * BATCH, u = i % per_token;
         char *record = to + ((TOKENS == 1 ? token : token >> 3) * a.units + u / 32) * RECORD;
         block_eight v[BATCH];
@@ -164,6 +165,10 @@ static __device__ __forceinline__ void block_make_records(const block_mma_args &
 #pragma unroll
         for (int n = 0; n < BATCH; n++)
             block_load_eight<TOKENS>(a, token + n, u, &v[n]);
+        if (i == first)
+            meanwhile();
+        if (i >= all) /* the same in a warp */
+            break;
 #pragma unroll
         for (int n = 0; n < BATCH; n++) {
             if (a.x_dtype != RIDGE_I8)
@@ -175,15 +180,17 @@ static __device__ __forceinline__ void block_make_records(const block_mma_args &
 
 /* The same of codes in rows that begin at multiples of 16 bytes, a whole block a thread: a fifteenth of the
  * instructions. A warp has 32 blocks of a token, in each CTA of another one first: all of them at once would ask one
- * part of L2. */
-template <class F, int TOKENS>
-static __device__ __forceinline__ void block_copy_records(const block_mma_args &a, char *to, int first, int step)
+ * part of L2. Behind the first loads every warp calls `meanwhile`. */
+template <class F, int TOKENS, class G>
+static __device__ __forceinline__ void block_copy_records(const block_mma_args &a, char *to, int first, int step,
+                                                          G meanwhile)
 {
     enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X), BATCH = TOKENS == 1 ? 1 : 2 };
+    enum { EVERY = TOKENS == 1 && F::APART };
     const int all = (a.units * 8 + 31) / 32 * 32 * TOKENS;
 
 #pragma unroll 1
-    for (int begin = first; begin < all; begin += BATCH * step) {
+    for (int begin = first; (EVERY && begin == first) || begin < all; begin += BATCH * step) {
         uint32_t word[BATCH][8] = {};
         float xs[BATCH] = {};
 
@@ -192,7 +199,7 @@ static __device__ __forceinline__ void block_copy_records(const block_mma_args &
             const int at = begin + i * step, token = (at / 32 + (int)blockIdx.x) % TOKENS;
             const int block = at / 32 / TOKENS * 32 + at % 32;
 
-            if (token < a.tokens && block < a.blocks) {
+            if (begin + i * step < all && token < a.tokens && block < a.blocks) {
                 const uint4 *from = (const uint4 *)((const char *)a.x + token * a.x_stride + block * 32);
                 const uint4 v = from[0], w = from[1];
 
@@ -201,6 +208,10 @@ static __device__ __forceinline__ void block_copy_records(const block_mma_args &
                 xs[i] = a.x_scales[token * a.x_ld + block];
             }
         }
+        if (begin == first)
+            meanwhile();
+        if (begin >= all)
+            break;
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const int at = begin + i * step, token = (at / 32 + (int)blockIdx.x) % TOKENS;
@@ -235,13 +246,14 @@ static __device__ __forceinline__ void block_copy_records(const block_mma_args &
     }
 }
 
-/* The records of a CTA's own x. */
-template <class F, int TOKENS> static __device__ __forceinline__ void block_make_x(const block_mma_args &a, char *to)
+/* The records of a CTA's own x, by the threads from `first` on, and `meanwhile` while it is on its way. */
+template <class F, int TOKENS, class G>
+static __device__ __forceinline__ void block_make_x(const block_mma_args &a, char *to, int first, G meanwhile)
 {
     if (a.x_dtype == RIDGE_I8 && a.vector_x)
-        block_copy_records<F, TOKENS>(a, to, (int)threadIdx.x, (int)blockDim.x);
+        block_copy_records<F, TOKENS>(a, to, first, (int)blockDim.x, meanwhile);
     else
-        block_make_records<F, TOKENS>(a, to, TOKENS, (int)threadIdx.x, (int)blockDim.x);
+        block_make_records<F, TOKENS>(a, to, TOKENS, first, (int)blockDim.x, meanwhile);
 }
 
 /* Makes the records in global memory, where they are too large for shared memory or serve many CTAs. */
@@ -251,7 +263,7 @@ static __global__ void __launch_bounds__(256) block_records(const __grid_constan
     ptx_launch_dependents();
     ptx_grid_dependency_wait();
     block_make_records<F, TOKENS>(a, a.records_out, (a.tokens + TOKENS - 1) / TOKENS * TOKENS,
-                                  (int)(blockIdx.x * 256 + threadIdx.x), (int)gridDim.x * 256);
+                                  (int)(blockIdx.x * 256 + threadIdx.x), (int)gridDim.x * 256, [] {});
 }
 
 #endif
