@@ -286,13 +286,15 @@ static __device__ __forceinline__ void start(const dp4a_args &a, moe_pairs *list
             ptx_grid_dependency_wait();
             ptx_launch_dependents();
             copy_x<DOWN>(a, memory);
+            if (DOWN)
+                moe_prefetch_sums(a.p, (int)blockIdx.x * a.tiles.each * ROWS, a.tiles.each * ROWS);
             if (DOWN && a.p.weights_const) {
-                if (moe_pairs_hold(a.p, list))
+                if (moe_pairs_hold<1>(a.p, list))
                     break;
                 mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stage is written again */
             }
         }
-        moe_make_pairs(a.p, list);
+        moe_make_pairs<DOWN>(a.p, list);
         l->at = moe_begin<DOWN>(list, a.tiles, UNIT(DOWN));
         seek<DOWN>(a, list, l);
         copy(a, l, ptx_shared(stage_of(a, memory)));
@@ -311,7 +313,7 @@ static __global__ void __launch_bounds__(BOUND(DOWN), 1) moe_dp4a(const __grid_c
 
     start<DOWN>(a, list, memory, &l);
     if (DOWN)
-        moe_keep_pair_weights(a.p, list);
+        moe_prefetch_bias(a.p, list, (int)blockIdx.x * a.tiles.each * ROWS, a.tiles.each * ROWS);
     else
         store_rest(a, list);
     if (DOWN && a.p.weights_const)

@@ -15,7 +15,7 @@ typedef struct moe_pairs {
     int pad[3];
     struct {
         int id;
-        float weight;     /* down: see moe_keep_pair_weights */
+        float weight;     /* down: of the slot */
         int expert, pair; /* of the entry of this number */
     } of[MOE_PAIRS];
 } moe_pairs;
@@ -26,18 +26,29 @@ static inline int64_t moe_pairs_bytes(int64_t pairs)
     return (int64_t)offsetof(moe_pairs, of) + pairs * 16;
 }
 
-/* By all threads of the CTA, whole warps. */
-static __device__ __forceinline__ void moe_make_pairs(const moe_args &p, moe_pairs *list)
+/* down: the weight of a pair's slot. Not from L1, like its id; both are requested together. */
+template <int WEIGHTS> static __device__ __forceinline__ float moe_load_weight(const moe_args &p, int pair)
+{
+    return WEIGHTS && pair < p.tokens * p.slots ? __ldcg(p.weights + pair / p.slots * p.weights_stride + pair % p.slots)
+                                                : 0.0f;
+}
+
+/* By all threads of the CTA, whole warps. WEIGHTS: of down, with the slots' weights. */
+template <int WEIGHTS> static __device__ __forceinline__ void moe_make_pairs(const moe_args &p, moe_pairs *list)
 {
     const int pairs = p.tokens * p.slots, step = blockDim.x;
 
 #pragma unroll 1
     for (int i = threadIdx.x; i < (pairs + 31) / 32 * 32; i += step) {
+        const float weight = moe_load_weight<WEIGHTS>(p, i);
         const int id = moe_load_id(p, i);
         const unsigned valid = __ballot_sync(0xffffffffu, id >= 0);
 
-        if (i < pairs)
+        if (i < pairs) {
             list->of[i].id = id;
+            if (WEIGHTS)
+                list->of[i].weight = weight;
+        }
         if (i % 32 == 0)
             list->valid[i / 32] = valid;
     }
@@ -59,23 +70,53 @@ static __device__ __forceinline__ void moe_make_pairs(const moe_args &p, moe_pai
     __syncthreads(); /* the list is complete before it is read */
 }
 
-/* Whether the ids are still those of the list. By all threads of the CTA. */
-static __device__ __forceinline__ bool moe_pairs_hold(const moe_args &p, const moe_pairs *list)
+/* down: whether the ids are still those of the list; WEIGHTS: the slots' weights become those of now. By all threads of
+ * the CTA. */
+template <int WEIGHTS> static __device__ __forceinline__ bool moe_pairs_hold(const moe_args &p, moe_pairs *list)
 {
     bool same = true;
 
 #pragma unroll 1
-    for (int i = threadIdx.x; i < p.tokens * p.slots; i += blockDim.x)
+    for (int i = threadIdx.x; i < p.tokens * p.slots; i += blockDim.x) {
+        const float weight = moe_load_weight<WEIGHTS>(p, i);
+
         same = same && list->of[i].id == moe_load_id(p, i);
+        if (WEIGHTS)
+            list->of[i].weight = weight;
+    }
     return __syncthreads_and(same);
 }
 
-/* down: weights of the slots to shared memory, behind the requests of the first copies. */
+/* down: the slots' weights alone, behind the requests of the first copies. */
 static __device__ __forceinline__ void moe_keep_pair_weights(const moe_args &p, moe_pairs *list)
 {
 #pragma unroll 1
     for (int i = threadIdx.x; i < p.tokens * p.slots; i += blockDim.x)
         list->of[i].weight = p.weights[i / p.slots * p.weights_stride + i % p.slots];
+}
+
+/* down: asks for what is added to the sums of `rows` rows, which would else come from memory when all else is done. */
+static __device__ __forceinline__ void moe_prefetch_sums(const moe_args &p, int row, int rows)
+{
+    const int token = threadIdx.x / 32, at = row + threadIdx.x % 32;
+
+    if (token < p.tokens && (int)threadIdx.x % 32 < rows && at < p.rows) {
+        if (p.residual)
+            ptx_prefetch_l2((const char *)p.residual + (token * p.residual_stride + at) * (p.residual_bf16 ? 2 : 4));
+        if (p.shared)
+            ptx_prefetch_l2((const char *)p.shared + (token * p.shared_stride + at) * (p.shared_bf16 ? 2 : 4));
+    }
+}
+
+/* down: asks for the bias of these rows of every expert of the list. */
+static __device__ __forceinline__ void moe_prefetch_bias(const moe_args &p, const moe_pairs *list, int row, int rows)
+{
+    const moe_weight &w = p.weight[0];
+
+    if (w.bias && row < p.rows)
+        for (int i = threadIdx.x; i < list->entries; i += blockDim.x)
+            for (int r = 0; r < rows; r += 8)
+                ptx_prefetch_l2(w.bias + list->of[i].expert * w.bias_stride + min(row + r, (int)p.rows - 1));
 }
 
 /* An item is a tile of rows of an entry. gate_up: those of all entries are dealt out to the CTAs one by one, and a
