@@ -12,7 +12,8 @@
  *              of tiles wait in shared memory, then all threads add the slots. The results have two buffers, so that
  * one barrier a batch orders the writes before the reads, and those before the next but one batch's writes. Constant
  * weights are requested before the kernels before have ended, by the ids as they are then: a router has long written
- * them. If they have changed, all begins again */
+ * them. If they have changed, all begins again. Where two CTAs fit a multiprocessor these are all stages, else one, so
+ * that x does not come behind them */
 #include "args.cuh"
 #include "single.cuh"
 
@@ -35,6 +36,7 @@ enum { X = 64 << 10, SHARED_OF_TWO = 113 << 10 }; /* bytes of x at most; of a CT
 typedef struct floats_args {
     moe_args p;
     int steps; /* of 256 columns */
+    int early; /* spans of a warp that are requested before the kernels before have ended */
     moe_tiles tiles;
     uint32_t at_results, at_x, at_ring;
 } floats_args;
@@ -306,35 +308,42 @@ static __device__ __forceinline__ void add_item(const floats_args &a, const moe_
     }
 }
 
-/* Makes the list and requests what there is to request: the first span, x, then other spans. The first item, and how
- * far it is to the next. */
+/* Makes the list and requests what there is to request: x and the first spans, those of constant weights of down first.
+ * Returns the first item. */
 template <int FORM, int DOWN, int LOCAL>
 static __device__ __forceinline__ moe_walk begin(const floats_args &a, moe_pairs *list, const char *x, const char *ring,
                                                  float_loader<DOWN> *l)
 {
     enum { WEIGHTS = DOWN && FORM == RIDGE_E4M3 }; /* bf16: 12.2 -> 12.5 us with them */
     moe_walk first;
+    int asked;
 
 #pragma unroll 1
-    for (int early = DOWN && LOCAL && a.p.weights_const; early >= 0; early--) {
+    for (bool early = DOWN && LOCAL && a.early;; early = false) {
         if (!early) {
             ptx_grid_dependency_wait();
             if (LOCAL)
                 copy_x<DOWN>(a, ptx_shared(x));
-            if (DOWN && LOCAL && a.p.weights_const) {
+            if (DOWN && LOCAL && a.early) {
                 if (moe_pairs_hold<WEIGHTS>(a.p, list))
                     break;
-                mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stage is written again */
+                mma_copy_wait_for<0>(); /* what was copied is not wanted, and its stages are written again */
             }
         }
         moe_make_pairs<WEIGHTS>(a.p, list);
         first = l->at = moe_begin<DOWN>(list, a.tiles, (int)threadIdx.x / 32);
         seek_item<FORM, DOWN, LOCAL>(a, list, l);
-        copy_span<FORM, DOWN, LOCAL>(a, list, l, ptx_shared(ring));
+        asked = WEIGHTS && early ? a.early : 1;
+#pragma unroll 1
+        for (int i = 0; i < asked; i++)
+            copy_span<FORM, DOWN, LOCAL>(a, list, l, ptx_shared(ring + i * STAGE(FORM, LOCAL)));
+        if (!early)
+            break;
     }
     ptx_launch_dependents();
     for (int i = 1; i < STAGES; i++)
-        copy_span<FORM, DOWN, LOCAL>(a, list, l, ptx_shared(ring + i * STAGE(FORM, LOCAL)));
+        if (i >= asked)
+            copy_span<FORM, DOWN, LOCAL>(a, list, l, ptx_shared(ring + i * STAGE(FORM, LOCAL)));
     return first;
 }
 
@@ -369,8 +378,11 @@ static __global__ void __launch_bounds__(BOUND(LOCAL), 1) moe_floats(const __gri
     else if (FORM == RIDGE_BF16)
         moe_keep_pair_weights(a.p, list);
     if (LOCAL) {
-        mma_copy_wait_for<STAGES - 1>();
-        __syncthreads(); /* x is there, of which every thread has copied some */
+        if (DOWN && a.early == STAGES)
+            mma_copy_wait_for<0>(); /* x was asked for behind all spans, */
+        else
+            mma_copy_wait_for<STAGES - 1>(); /* or before the last two */
+        __syncthreads();                     /* x is there, of which every thread has copied some */
     }
     for (moe_walk batch = {}; !DOWN || moe_tiles_left(a.tiles, batch) > 0; batch.first += a.tiles.batch) {
         float *const results = (float *)(memory + a.at_results) + (batch.first & a.tiles.batch) * pairs * R;
@@ -415,7 +427,7 @@ static ridge_status prepare(const ridge_device *device)
 }
 
 typedef struct float_plan {
-    int local, warps;
+    int local, warps, two; /* two: CTAs fit a multiprocessor */
     moe_tiles tiles;
     int64_t at_results, at_x, at_ring, bytes;
 } float_plan;
@@ -447,7 +459,8 @@ static float_plan plan(const ridge_device *device, int form, bool down, const in
         p.tiles.batch *= 2;
     if (device->arch == RIDGE_ARCH_SM90 && form == RIDGE_E4M3 && down && pairs * p.tiles.each <= 16) {
         lay_out(down, dim, 8, 1, &p);
-        if (p.bytes <= SHARED_OF_TWO)
+        p.two = p.bytes <= SHARED_OF_TWO;
+        if (p.two)
             return p;
     }
     for (int i = dim[0] * (down ? dim[4] : 1) * dim[1] * 2 <= X ? 0 : 2; i < 5; i++) {
@@ -471,6 +484,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (a.p.tokens == 0 || a.p.rows == 0)
         return RIDGE_OK;
     a.steps = (int)ridge_ceil_div(a.p.cols, MOE_CHAINS);
+    a.early = down && f.local && a.p.weights_const ? (f.two ? STAGES : 1) : 0;
     a.tiles = f.tiles;
     a.at_results = (uint32_t)f.at_results;
     a.at_x = (uint32_t)f.at_x;
