@@ -4,8 +4,9 @@
  * downloads, and compares every byte. The eager run is judged by the row's contract (image_judge). The others must give
  * the bits of that one: behind a kernel that writes the inputs late and in front of one that overwrites them
  * (row_late.c); captured in a graph over zeros and replayed twice; two copies on two streams at once; repeated while a
- * copy keeps the other stream busy; parts of the rows in calls of their own; exact rows as on a device of one and of
- * seven multiprocessors; and on a CPU for a caller with another rounding mode. */
+ * copy keeps the other stream busy; beside a kernel whose loads delay all others; parts of the rows in calls of their
+ * own; exact rows as on a device of one and of seven multiprocessors; and on a CPU for a caller with another rounding
+ * mode. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -232,6 +233,25 @@ static bool run_repeats(row_run *t)
     return true;
 }
 
+enum { NOISE_RUNS = 3, NOISE_US = 50 };
+
+/* Beside a kernel whose loads fill the queues of all multiprocessors: a row that releases a stage of a ring, or fills
+ * it again, before what its warps load from it has arrived gives other bits (docs/lessons.md, TMA). */
+static bool run_beside(row_run *t)
+{
+    const char *const way = "beside another kernel's loads";
+    const ridge_backend *b = t->device->backend;
+
+    for (int i = 0; i < NOISE_RUNS && b->write_late; i++) {
+        if (!row_upload(t, &t->l[0]) || b->write_late(t->device, NULL, 0, NOISE_US, t->l[1].stream) ||
+            launch(t, t->device, t->im, &t->l[0], false))
+            return row_failed(t, way);
+        if (!same_bits(t, &t->l[0], way))
+            return false;
+    }
+    return true;
+}
+
 /* The call on rows [begin, begin + rows) of dim[0] alone, in place. */
 static image part_of(const image *im, int64_t begin, int64_t rows)
 {
@@ -447,7 +467,7 @@ bool test_one(const test_row *row, const ridge_device *device, const test_case *
     good = allocate(&t, once ? 1 : 2) && run_first(&t, expected);
     if (!once)
         good = good && row_run_late(&t) && run_graph(&t) && run_two(&t) && run_grids(&t) && run_modes(&t) &&
-               (!c->slices || run_slices(&t)) && run_repeats(&t);
+               (!c->slices || run_slices(&t)) && run_repeats(&t) && run_beside(&t);
     release(&t);
     return good;
 }
