@@ -108,7 +108,8 @@ static __device__ __forceinline__ float *block_sums(const block_mma_args &a, cha
 }
 
 /* Where a warp is: its ring of stages, or its team's, and their mbarriers, the stage that it reads next, and what it
- * copies next. Behind the mbarriers of a team's bytes lie those of the three other warps, that they have read them. */
+ * copies next. A team has two mbarriers a stage: one that its bytes have arrived, and, BLOCK_READ bytes behind
+ * it, one that the three other warps have read them. */
 typedef struct block_ring {
     char *stages;
     uint32_t bars, parity;
@@ -129,7 +130,7 @@ template <int BULK> static __device__ __forceinline__ bool block_has_read(float 
     return true;
 }
 
-/* Stages of weights that are asked for before x, which comes behind them; 0: all. */
+/* Stages of weights that are requested before x, and so arrive before it; 0: all. */
 #define BLOCK_EARLY(F, tokens) ((tokens) > 8 ? 0 : F::DEPTH / 2)
 
 /* Copies into a stage. */
@@ -233,7 +234,7 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4;
     const int part = TOGETHER > 1 ? 0 : warp % 4, owner = TOGETHER > 1 ? team : warp;
     const int step = (int)gridDim.x * a.teams, mine = (a.units - part + 3) / 4;
-    /* x is for the warps that copy nothing, before all others: of a large CTA's teams warps 0, 5, 10 and 15 copy */
+    /* Warps that copy no weights load x first: with four teams warps 0, 5, 10 and 15 copy. */
     const int x_thread = TOGETHER == 1 ? (int)threadIdx.x : warp ? (int)threadIdx.x - 32 : (int)blockDim.x - 32 + lane;
     /* a team's last stage is copied behind its first units */
     const int all = a.depth - (TOGETHER > 1), early = BLOCK_EARLY(F, TOKENS) ? min(all, BLOCK_EARLY(F, TOKENS)) : all;
@@ -265,7 +266,7 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
         ptx_grid_dependency_wait();
     if (ring.next.work >= a.work)
         ring.next.left = 0;
-    if (a.tail && (TOGETHER > 1 || (a.units - 1) % 4 == part))
+    if (a.tail && (a.units - 1) % 4 == part) /* no format whose teams copy together has one */
         ring.next.tail = 1;
     if (ring.next.left)
         block_seek<F, SIDE>(a, &ring.next, part);
@@ -283,7 +284,7 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
             for (int i = early; i < all; i++)
                 block_fill<F, TOKENS, BULK>(a, &ring, i, part, lane, mine, step);
     };
-    /* while x is on its way; where bytes bound, more copies in front of it would delay it */
+    /* Done while x is loaded. Formats that bytes bound wait with it: more copies would delay x. */
     const auto meanwhile = [&] {
         if (SIDE == 2) {
             block_store_table(F(), memory, table);

@@ -153,7 +153,7 @@ static __device__ __forceinline__ void block_make_records(const block_mma_args &
                                                           int step, G meanwhile)
 {
     enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X), BATCH = TOKENS == 1 ? 1 : 4 };
-    enum { EVERY = TOKENS == 1 && F::APART }; /* warp comes, for what is to be done meanwhile */
+    enum { EVERY = TOKENS == 1 && F::APART }; /* every warp calls `meanwhile`, also one without columns */
     const int per_token = a.units * 32, all = per_token * (count / BATCH); /* of 8 columns */
 
 #pragma unroll 1

@@ -378,11 +378,11 @@ static __global__ void __launch_bounds__(BOUND(LOCAL), 1) moe_floats(const __gri
     else if (FORM == RIDGE_BF16)
         moe_keep_pair_weights(a.p, list);
     if (LOCAL) {
-        if (DOWN && a.early == STAGES)
-            mma_copy_wait_for<0>(); /* x was asked for behind all spans, */
+        if (DOWN && a.early == STAGES) /* x was requested after all spans, else before the last STAGES - 1 */
+            mma_copy_wait_for<0>();
         else
-            mma_copy_wait_for<STAGES - 1>(); /* or before the last two */
-        __syncthreads();                     /* x is there, of which every thread has copied some */
+            mma_copy_wait_for<STAGES - 1>();
+        __syncthreads(); /* x is there, of which every thread has copied some */
     }
     for (moe_walk batch = {}; !DOWN || moe_tiles_left(a.tiles, batch) > 0; batch.first += a.tiles.batch) {
         float *const results = (float *)(memory + a.at_results) + (batch.first & a.tiles.batch) * pairs * R;
