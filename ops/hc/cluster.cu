@@ -106,17 +106,6 @@ static __device__ __forceinline__ float gather(const hc_shared *s, int group, in
     return hc_tree_8(v);
 }
 
-/* Two numbers of fn, which are read once and leave L2 first. */
-static __device__ __forceinline__ uint32_t load_fn(const uint16_t *from)
-{
-    uint64_t once;
-    uint32_t v;
-
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-    asm volatile("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(v) : "l"(from), "l"(once));
-    return v;
-}
-
 /* Waits for the preceding kernels; the products of this thread's columns x with ROWS rows of fn, and their square,
  * added over the warp, to `to`. */
 template <int FN, int ROWS>
@@ -134,7 +123,7 @@ static __device__ __forceinline__ void sum_rows(const hc_args &p, int64_t row, c
     for (int h = 0; h < HC_STREAMS; h++)
 #pragma unroll
         for (int m = 0; m < ROWS; m++)
-            w[h][m] = there ? load_fn(fn + m * p.fn_stride + h * p.cols) : 0;
+            w[h][m] = there ? *(const uint32_t *)(fn + m * p.fn_stride + h * p.cols) : 0;
     if (p.weights_const)
         ptx_grid_dependency_wait();
 #pragma unroll
