@@ -246,7 +246,7 @@ static __device__ __forceinline__ void block_copy_records(const block_mma_args &
     }
 }
 
-/* The records of a CTA's own x, by the threads from `first` on, and `meanwhile` while it is on its way. */
+/* The records of a CTA's own x, by the threads from `first` on; `meanwhile` is called while its loads are in flight. */
 template <class F, int TOKENS, class G>
 static __device__ __forceinline__ void block_make_x(const block_mma_args &a, char *to, int first, G meanwhile)
 {

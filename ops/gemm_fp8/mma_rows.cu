@@ -292,30 +292,30 @@ static double cost(const ridge_device *device, const ridge_kernel *kernel, const
 #define F16 RIDGE_CLOSE | RIDGE_ARITHMETIC_1
 #define FP8 RIDGE_TYPICAL | RIDGE_ARITHMETIC_2
 
-#define ROW_OF(name, arch_min, arch_max, tile, rate, arithmetic, workspace)                                          \
-    {                                                                                                                \
-        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, arch_min, arch_max,                                                   \
-            RIDGE_STABLE | RIDGE_INVARIANT | arithmetic | RIDGE_FALLBACK, 0, {tile, rate}, why_not, workspace, cost, \
-            launch                                                                                                   \
+/* The first and the last architecture of a row. */
+#define BY_INTEGERS RIDGE_ARCH_SM80, RIDGE_ARCH_SM90
+#define BY_CONVERSION RIDGE_ARCH_SM89, RIDGE_ARCH_CUDA_LAST
+#define ROW(name, archs, tile, rate, arithmetic, workspace)                                                            \
+    {                                                                                                                  \
+        "cuda.gemm_fp8." name, RIDGE_GEMM_FP8, archs, RIDGE_STABLE | RIDGE_INVARIANT | arithmetic | RIDGE_FALLBACK, 0, \
+            {tile, rate}, why_not, workspace, cost, launch                                                             \
     }
-#define ROW(name, arch_min, arch_max, tile, rate, arithmetic) \
-    ROW_OF(name, arch_min, arch_max, tile, rate, arithmetic, NULL)
 
 /* param: the tile; multiply-adds a clock of a CTA that has an SM to itself, of gemm_split of all of an SM's (H100). */
 static const ridge_kernel rows[] = {
-    ROW("mma_f16cvt.128x96", RIDGE_ARCH_SM89, RIDGE_ARCH_CUDA_LAST, 6, 528, F16),
-    ROW("mma_f16cvt.128x64", RIDGE_ARCH_SM89, RIDGE_ARCH_CUDA_LAST, 7, 432, F16),
-    ROW("mma_f16cvt.8x32", RIDGE_ARCH_SM89, RIDGE_ARCH_CUDA_LAST, 8, 196, F16),
-    ROW("mma_f16cvt.16x32", RIDGE_ARCH_SM89, RIDGE_ARCH_CUDA_LAST, 9, 283, F16),
-    ROW("mma_f16cvt.32x32", RIDGE_ARCH_SM89, RIDGE_ARCH_CUDA_LAST, 10, 356, F16),
-    ROW_OF("mma_f16cvt.64x128", RIDGE_ARCH_SM89, RIDGE_ARCH_CUDA_LAST, 11, 575, F16, split_workspace),
-    ROW("mma_fp8.128x64", RIDGE_ARCH_SM89, RIDGE_ARCH_CUDA_LAST, 12, 339, FP8),
-    ROW("mma_f16.128x96", RIDGE_ARCH_SM80, RIDGE_ARCH_SM90, 0, 384, F16),
-    ROW("mma_f16.128x64", RIDGE_ARCH_SM80, RIDGE_ARCH_SM90, 1, 297, F16),
-    ROW("mma_f16.8x32", RIDGE_ARCH_SM80, RIDGE_ARCH_SM90, 2, 129, F16),
-    ROW("mma_f16.16x32", RIDGE_ARCH_SM80, RIDGE_ARCH_SM90, 3, 193, F16),
-    ROW("mma_f16.32x32", RIDGE_ARCH_SM80, RIDGE_ARCH_SM90, 4, 258, F16),
-    ROW_OF("mma_f16.64x128", RIDGE_ARCH_SM80, RIDGE_ARCH_SM90, 5, 410, F16, split_workspace),
+    ROW("mma_f16cvt.128x96", BY_CONVERSION, 6, 528, F16, NULL),
+    ROW("mma_f16cvt.128x64", BY_CONVERSION, 7, 432, F16, NULL),
+    ROW("mma_f16cvt.8x32", BY_CONVERSION, 8, 196, F16, NULL),
+    ROW("mma_f16cvt.16x32", BY_CONVERSION, 9, 283, F16, NULL),
+    ROW("mma_f16cvt.32x32", BY_CONVERSION, 10, 356, F16, NULL),
+    ROW("mma_f16cvt.64x128", BY_CONVERSION, 11, 575, F16, split_workspace),
+    ROW("mma_fp8.128x64", BY_CONVERSION, 12, 339, FP8, NULL),
+    ROW("mma_f16.128x96", BY_INTEGERS, 0, 384, F16, NULL),
+    ROW("mma_f16.128x64", BY_INTEGERS, 1, 297, F16, NULL),
+    ROW("mma_f16.8x32", BY_INTEGERS, 2, 129, F16, NULL),
+    ROW("mma_f16.16x32", BY_INTEGERS, 3, 193, F16, NULL),
+    ROW("mma_f16.32x32", BY_INTEGERS, 4, 258, F16, NULL),
+    ROW("mma_f16.64x128", BY_INTEGERS, 5, 410, F16, split_workspace),
 };
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_mma = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
