@@ -38,6 +38,7 @@ asan)
     done
     sh "$root/tests/quantize.sh" "$dir/ridge" "$dir/tests/quantize_tool" few
     python3 "$root/tests/quantize_files.py" "$dir/ridge"
+    python3 "$root/tests/quantize_blocks.py" "$dir/ridge"
     "$dir/tests/test_core"
     for name in io gguf gguf_bad dequantize lm; do # hostile files
         [ ! -x "$dir/tests/test_$name" ] || "$dir/tests/test_$name" >"$log" 2>&1 || { grep -v OK "$log"; exit 1; }

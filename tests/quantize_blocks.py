@@ -1,12 +1,108 @@
-"""quantize_blocks.py RIDGE: which types `ridge quantize` gives the tensors of a GGUF file, and MXFP4 in and out: each test is
-named by what it proves. Only the standard library."""
+"""quantize_blocks.py RIDGE: which types `ridge quantize` gives the tensors of a model, and FP8 and MXFP4 in and out: each test
+is named by what it proves. Only the standard library."""
 import json
 import struct
 import sys
 
-from quantize_files import SIZE, TESTS, check, quantize, run_tests, safetensors, test
+from quantize_files import SIZE, TESTS, check, quantize, run, run_tests, safetensors, test
 
 TESTS.clear()
+
+
+@test
+def a_tensor_without_a_finite_element_has_no_worst_one(d):
+    for shape, to in (([4, 64], "fp8-row"), ([1, 1], "f16"), ([3, 100], "bf16"), ([2, 32], "q8_0")):
+        count = shape[0] * shape[1]
+        safetensors(d / "n", {"a.weight": ("F32", shape, struct.pack("<I", 0x7FC00000) * count)})
+        status, out, err = quantize(d / "n", d / "o", to, "--json", "--force")
+        check(status == 0, shape, to, err)
+        tensor = json.loads(out)["tensors"][0]
+        check("worst" not in tensor and tensor["not_finite"] == count, shape, to, tensor)
+
+
+@test
+def fp8_scales_of_every_form_are_applied_exactly(d):
+    """BF16 and F32 scales; one for all, a row, a block of 128 x 128; each matrix of 3-D experts; UE8M0 by hand."""
+    def bf16(x):
+        return struct.unpack("<f", b"\0\0" + struct.pack("<H", x))[0]
+
+    codes = bytes(i * 37 % 127 for i in range(2 * 130 * 144))
+    value = [(c & 7) * 2.0**-9 if c < 8 else (8 + c % 8) * 2.0**((c >> 3) - 10) for c in codes]
+    forms = {"all": ([], 1, lambda m, r, c: 0), "one": ([1], 1, lambda m, r, c: 0),
+             "row": ([2, 130, 1], 260, lambda m, r, c: m * 130 + r),
+             "matrix": ([2], 2, lambda m, r, c: m),
+             "block": ([2, 2, 2], 8, lambda m, r, c: m * 4 + r // 128 * 2 + c // 128)}
+    for form, (shape, count, at) in forms.items():
+        for dtype in ("F32", "BF16"):
+            raw = [0x3F80 + 13 * i % 127 for i in range(count)]
+            scale = struct.pack(f"<{count}H", *raw) if dtype == "BF16" else struct.pack(f"<{count}f", *map(bf16, raw))
+            name = "x.experts.weight_scale" + ("_inv" if form == "block" else "")
+            safetensors(d / "in", {name: (dtype, shape, scale), "x.experts.weight": ("F8_E4M3", [2, 130, 144], codes),
+                                   "x.experts.input_scale": ("F32", [], b"\0\0\0\0")})
+            for to in ("f16", "bf16"):
+                status, _, err = quantize(d / "in", d / "out", to, "--force")
+                check(status == 0, form, dtype, err)
+                if status:
+                    continue
+                raw_out = (d / "out").read_bytes()
+                length = struct.unpack("<Q", raw_out[:8])[0]
+                header = json.loads(raw_out[8:8 + length])
+                check(set(header) - {"__metadata__"} == {"x.experts.weight"}, form, "left over", header)
+                got = struct.unpack(f"<{2 * 130 * 144}H", raw_out[8 + length:])
+                wrong = 0
+                for i, v in enumerate(value):
+                    exact = v * bf16(raw[at(i // (130 * 144), i // 144 % 130, i % 144)])
+                    if to == "f16":
+                        wanted = struct.unpack("<H", struct.pack("<e", exact))[0]
+                    else:
+                        bits = struct.unpack("<I", struct.pack("<f", exact))[0]
+                        wanted = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+                    wrong += got[i] != wanted
+                check(not wrong, form, dtype, to, wrong, "elements differ")
+
+
+@test
+def fp8_without_scales_is_refused(d):
+    codes = ("F8_E4M3", [32, 64], bytes(2048))
+    for more, why in (({}, "neither"), ({"a.weight_scale": ("F32", [3], None)}, "fit neither"),
+                      ({"a.weight_scale_inv": ("I64", [1, 1], None)}, "cannot apply")):
+        safetensors(d / "in", {"a.weight": codes, **more})
+        for to in ("bf16", "q8_0"):
+            status, _, err = quantize(d / "in", d / "out", to)
+            check(status == 1 and why in err and not (d / "out").exists(), more, to, err)
+
+
+@test
+def models_of_experts_and_fused_projections_get_what_their_layers_need(d):
+    """Phi-3's fused matrices and experts are quantised, routers and what holds no K in its rows are kept."""
+    w, v = ("F32", [64, 128], None), ("F32", [4, 64, 128], None)
+    safetensors(d / "in", {
+        "m.0.self_attn.qkv_proj.weight": ("F32", [192, 128], None), "m.0.mlp.gate_up_proj.weight": ("F32", [512, 128], None),
+        "m.0.block_sparse_moe.gate.weight": w, "m.0.mlp.gate.weight": w, "m.0.mlp.shared_expert_gate.weight": w,
+        "m.0.mlp.router.weight": w, "m.0.block_sparse_moe.experts.3.w1.weight": w, "m.0.mlp.experts.7.up_proj.weight": w,
+        "m.0.mlp.shared_expert.down_proj.weight": w, "m.0.block_sparse_moe.input_linear.weight": v,
+        "m.0.mlp.experts.gate_up_proj": ("F32", [4, 256, 128], None), "m.0.mlp.experts.down_proj": ("F32", [4, 128, 128], None),
+        "m.1.mlp.experts.gate_up_proj": ("F32", [4, 128, 512], None), "m.1.mlp.experts.down_proj": ("F32", [4, 256, 128], None),
+        "m.0.conv.weight": ("F32", [64, 4, 16], None)})
+    kept = {"m.0.block_sparse_moe.gate.weight", "m.0.mlp.gate.weight", "m.0.mlp.shared_expert_gate.weight",
+            "m.0.mlp.router.weight", "m.1.mlp.experts.gate_up_proj", "m.1.mlp.experts.down_proj", "m.0.conv.weight"}
+    for to in ("fp8-block128", "fp8-row", "q8_0"):
+        status, out, err = quantize(d / "in", d / "out", to, "--json", "--force")
+        check(status == 0, to, err)
+        got = {t["name"] for t in json.loads(out)["tensors"] if not t["quantised"]}
+        check(got == kept, to, got ^ kept)
+    status, out, _ = run("inspect", d / "out")
+    check("m.0.mlp.experts.gate_up_proj" in out, out)
+
+
+@test
+def positions_and_token_types_are_kept_by_q8_0_under_their_names_in_transformers_too(d):
+    kept = ["embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight", "model.embed_positions.weight",
+            "transformer.wpe.weight", "encoder.0.SelfAttention.relative_attention_bias.weight"]
+    names = kept + ["embeddings.word_embeddings.weight", "encoder.layer.0.attention.self.query.weight"]
+    safetensors(d / "in", {n: ("F32", [32, 64], None) for n in names})
+    status, out, err = quantize(d / "in", d / "out", "q8_0", "--json")
+    check(status == 0 and [t["name"] for t in json.loads(out)["tensors"] if not t["quantised"]] == kept, out, err)
 
 
 @test
