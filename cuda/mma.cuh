@@ -9,6 +9,8 @@
 
 #include <stdint.h>
 
+#include "cuda/ptx/load_store.cuh"
+
 /* 16 bytes from global to shared memory, of which the first `bytes` are read and the rest become zero. */
 static __device__ __forceinline__ void mma_copy16(uint32_t to, const void *from, int bytes)
 {
@@ -52,20 +54,22 @@ template <int PENDING> static __device__ __forceinline__ void mma_copy_wait_for(
     asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
 }
 
-/* 16 bytes of each of ROWS rows, 16 or a multiple of 32; lane l names rows l, l + 32, ..., which are 128 bytes apart.
- * v[i] receives bytes 4 t .. 4 t + 3 of row 8 i + g. */
+/* 16 bytes of each of ROWS rows, a multiple of 32, or so many and 8 or 16; lane l names rows l, l + 32, ..., which are
+ * 128 bytes apart. v[i] receives bytes 4 t .. 4 t + 3 of row 8 i + g. */
 template <int ROWS> static __device__ __forceinline__ void mma_load(uint32_t *v, uint32_t shared)
 {
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i += 4)
         if (ROWS / 8 - i >= 4)
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(v[i]), "=r"(v[i + 1]), "=r"(v[i + 2]), "=r"(v[i + 3])
+            ptx_ldmatrix4(v + i, shared + i * 8 * 128);
+        else if (ROWS / 8 - i >= 2)
+            asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                         : "=r"(v[i]), "=r"(v[i + 1])
                          : "r"(shared + i * 8 * 128)
                          : "memory");
         else
-            asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                         : "=r"(v[i]), "=r"(v[i + 1])
+            asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                         : "=r"(v[i])
                          : "r"(shared + i * 8 * 128)
                          : "memory");
 }

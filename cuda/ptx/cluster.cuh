@@ -1,5 +1,5 @@
-/* cluster.cuh: clusters, distributed shared memory and programmatic dependent launch, one inline function an
- * instruction. */
+/* cluster.cuh: clusters, distributed shared memory, programmatic dependent launch and the registers of warpgroups, one
+ * inline function an instruction. */
 #ifndef RIDGE_PTX_CLUSTER_CUH
 #define RIDGE_PTX_CLUSTER_CUH
 
@@ -37,6 +37,18 @@ static __device__ __forceinline__ bool ptx_elect(void)
                  "}"
                  : "=r"(is));
     return is != 0;
+}
+
+/* setmaxnreg, sm_90a: this warpgroup keeps REGS registers a thread, or waits until others have freed as many. All warps
+ * of the warpgroup execute it, converged. */
+template <int REGS> static __device__ __forceinline__ void ptx_setmaxnreg_dec(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(REGS));
+}
+
+template <int REGS> static __device__ __forceinline__ void ptx_setmaxnreg_inc(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(REGS));
 }
 
 static __device__ __forceinline__ uint32_t ptx_cluster_rank(void)

@@ -39,6 +39,21 @@ static __device__ __forceinline__ void ptx_store_once8(void *p, uint2 v)
     asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" : : "l"(p), "r"(v.x), "r"(v.y) : "memory");
 }
 
+/* The L2 policies of data that is read once, and of other data. */
+static __device__ __forceinline__ uint64_t ptx_policy_evict_first(void)
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+static __device__ __forceinline__ uint64_t ptx_policy_evict_normal(void)
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 /* 16 bytes that no other thread reads, without a line in L1. */
 static __device__ __forceinline__ uint4 ptx_load_stream(const void *p)
 {
@@ -53,6 +68,14 @@ static __device__ __forceinline__ uint2 ptx_load8(const void *p)
 {
     uint2 v;
     asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+
+/* The same with an L2 policy. */
+static __device__ __forceinline__ uint2 ptx_load8_policy(const void *p, uint64_t policy)
+{
+    uint2 v;
+    asm volatile("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;" : "=r"(v.x), "=r"(v.y) : "l"(p), "l"(policy));
     return v;
 }
 

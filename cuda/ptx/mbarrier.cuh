@@ -16,6 +16,17 @@ static __device__ __forceinline__ void ptx_barrier_arrive(int id, int threads)
     asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
+/* The same wait; whether `found` is not 0 in any of them. */
+static __device__ __forceinline__ int ptx_barrier_or(int id, int threads, int found)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\nbarrier.cta.red.or.pred p, %1, %2, p;\n"
+                 "selp.s32 %0, 1, 0, p;\n}"
+                 : "+r"(found)
+                 : "r"(id), "r"(threads)
+                 : "memory");
+    return found;
+}
+
 #if __CUDA_ARCH__ >= 900
 /* mbarriers: `count` arrivals and all announced bytes complete a phase. */
 static __device__ __forceinline__ void ptx_mbarrier_init(uint32_t bar, uint32_t count)

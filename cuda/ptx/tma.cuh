@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "cuda/ptx/load_store.cuh" /* L2 policies */
+
 #if __CUDA_ARCH__ >= 900
 /* Fetches a tensor map into the cache of maps. */
 static __device__ __forceinline__ void ptx_prefetch_map(const void *map)
@@ -18,6 +20,17 @@ static __device__ __forceinline__ void ptx_bulk_load(uint32_t to, const void *fr
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :
                  : "r"(to), "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+
+/* The same with an L2 policy. */
+static __device__ __forceinline__ void ptx_bulk_load_policy(uint32_t to, const void *from, uint32_t bytes, uint32_t bar,
+                                                            uint64_t policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+                 "[%3], %4;"
+                 :
+                 : "r"(to), "l"(from), "r"(bytes), "r"(bar), "l"(policy)
                  : "memory");
 }
 
@@ -76,14 +89,6 @@ static __device__ __forceinline__ void ptx_tma_load_3d_policy(uint32_t to, const
                  : "memory");
 }
 
-/* The policy for data that is read once. */
-static __device__ __forceinline__ uint64_t ptx_policy_evict_first(void)
-{
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
 /* A box to L2 only. */
 static __device__ __forceinline__ void ptx_tma_prefetch_2d(const void *map, int x, int y)
 {
@@ -114,6 +119,16 @@ static __device__ __forceinline__ void ptx_tma_store_2d(const void *map, int x, 
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
                  :
                  : "l"(map), "r"(from), "r"(x), "r"(y)
+                 : "memory");
+}
+
+/* The same with an L2 policy. */
+static __device__ __forceinline__ void ptx_tma_store_2d_policy(const void *map, int x, int y, uint32_t from,
+                                                               uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3}], [%1], %4;"
+                 :
+                 : "l"(map), "r"(from), "r"(x), "r"(y), "l"(policy)
                  : "memory");
 }
 

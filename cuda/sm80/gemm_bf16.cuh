@@ -96,17 +96,6 @@ static __device__ __forceinline__ void g80_copy_block(const g80_copy<ROWS, MN> &
 
 /* -------------------------------------------------------------------------------------- shared memory to registers */
 
-template <int TRANS> static __device__ __forceinline__ void g80_ldmatrix(uint32_t *v, uint32_t shared)
-{
-    if (TRANS)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                     : "r"(shared)
-                     : "memory");
-    else
-        ptx_ldmatrix4(v, shared);
-}
-
 /* Where a lane's addresses begin: of 16 rows by 16 k, from the stage's first k on; for the other rows and k see
  * g80_fragment. first: the warp's first row of the tile. B: the matrices of the two halves of k come one after the
  * other, of A those of the two halves of the rows. */
@@ -125,9 +114,9 @@ template <int ROWS, int MN>
 static __device__ __forceinline__ void g80_fragment(uint32_t *v, uint32_t stage, uint32_t lane, int i, int step)
 {
     if (MN)
-        g80_ldmatrix<1>(v, stage + (lane ^ i * 32) + step * 16 * (ROWS * 2));
+        ptx_ldmatrix4_transposed(v, stage + (lane ^ i * 32) + step * 16 * (ROWS * 2));
     else
-        g80_ldmatrix<0>(v, stage + (lane ^ step * 32) + i * 16 * (G80_BLOCK_K * 2));
+        ptx_ldmatrix4(v, stage + (lane ^ step * 32) + i * 16 * (G80_BLOCK_K * 2));
 }
 
 /* One step of 16 k: v[0] .. v[3] four times 16 rows of A, v[4] .. v[7] of B. */

@@ -240,17 +240,6 @@ static __device__ __forceinline__ void note_nan(const attention_args &p, wgmma_s
     ptx_barrier_sync(BOTH, CONSUMER_THREADS); /* and cleared before the next tile's are written */
 }
 
-/* BOTH, and whether any thread has found something. */
-static __device__ __forceinline__ int any_found(int found)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\nbarrier.cta.red.or.pred p, %1, %2, p;\n"
-                 "selp.s32 %0, 1, 0, p;\n}"
-                 : "+r"(found)
-                 : "n"((int)BOTH), "n"((int)CONSUMER_THREADS)
-                 : "memory");
-    return found;
-}
-
 /* Takes values that are not finite out of a stage, by both consumers, and notes which queries see one. */
 template <int KV, int N>
 static __device__ __forceinline__ void take_out_bad(const attention_args &p, wgmma_shared<N> *s, int stage,
@@ -277,7 +266,7 @@ static __device__ __forceinline__ void take_out_bad(const attention_args &p, wgm
                 }
     }
     ptx_fence_async(); /* what was taken out is visible to wgmma */
-    if (any_found(found))
+    if (ptx_barrier_or(BOTH, CONSUMER_THREADS, found))
         note_nan(p, s, first_row, rows, base);
 }
 
@@ -503,7 +492,7 @@ static __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma(const __grid_
     __syncthreads(); /* barriers are initialised and notes cleared before threads use them */
     ptx_grid_dependency_wait();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        ptx_setmaxnreg_dec<24>();
         read_hull(a.p, s->hull, first_row, rows);
         ptx_barrier_sync(GROUP, 128); /* the warps' hulls are written before all are read */
         ptx_barrier_arrive(ALL, THREADS);
@@ -513,7 +502,7 @@ static __global__ void __launch_bounds__(THREADS, 1) prefill_wgmma(const __grid_
             produce<N>(a, s, hull.x / TILE, tiles_of(hull));
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        ptx_setmaxnreg_inc<240>();
         consume<KV, N, CAP>(a.p, s, first_row, rows);
     }
 #endif

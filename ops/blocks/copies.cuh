@@ -40,15 +40,11 @@ static __device__ __forceinline__ bool ptx_elect(void)
     return false;
 }
 #else
-/* ptx_bulk_load of weights. A call reads them once, so that they leave L2 first: what the kernels between large ones
+/* A bulk copy of weights. A call reads them once, so that they leave L2 first: what the kernels between large ones
  * read, their code and arguments too, then stays there from layer to layer. */
 static __device__ __forceinline__ void block_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
-                 "[%3], %4;"
-                 :
-                 : "r"(to), "l"(from), "r"(bytes), "r"(bar), "l"(ptx_policy_evict_first())
-                 : "memory");
+    ptx_bulk_load_policy(to, from, bytes, bar, ptx_policy_evict_first());
 }
 #endif
 

@@ -369,10 +369,10 @@ static __global__ void __launch_bounds__(GEMM_CTA_THREADS, 1)
     ptx_launch_dependents();
     ptx_grid_dependency_wait();
     if (warpgroup < 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        ptx_setmaxnreg_dec<40>();
         gemm_produce<F, T>(a, rank, ring, full, empty);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        ptx_setmaxnreg_inc<232>();
         gemm_consume<F, T>(a, rank, warpgroup, gemm_memory,
                            (float *)(gemm_memory + T::AT_FLOATS) + warpgroup * T::FLOATS, full, empty);
     }

@@ -220,15 +220,6 @@ static __device__ __forceinline__ void gemm_store_f32_plain(const gemm_args &p, 
     }
 }
 
-/* ptx_tma_store_2d with an L2 policy. */
-static __device__ __forceinline__ void gemm_tma_store(const void *map, int x, int y, uint32_t from, uint64_t policy)
-{
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3}], [%1], %4;"
-                 :
-                 : "l"(map), "r"(from), "r"(x), "r"(y), "l"(policy)
-                 : "memory");
-}
-
 /* T::STAGED_F32, one producer thread: loads D into panels of shared memory during a tile's main loop, where D is
  * accumulated to, and stores the results from there during the next tile's. D is not read again soon: it is evicted
  * from L2 first, so that the operands stay.
@@ -271,8 +262,8 @@ template <class T, int MODE> static __device__ void gemm_copy_d(const gemm_args 
             ptx_mbarrier_wait(ptx_shared(&s->d_written[warpgroup]), phase);
             for (int i = 0; i < PANELS; i++)
                 if (row + i / ACROSS * 64 < p.m && unit.col + i % ACROSS * 32 < p.n)
-                    gemm_tma_store(&p.d, unit.col + i % ACROSS * 32, group.d_row + row + i / ACROSS * 64,
-                                   ptx_shared(s->d) + (warpgroup * PANELS + i) * 8192, policy);
+                    ptx_tma_store_2d_policy(&p.d, unit.col + i % ACROSS * 32, group.d_row + row + i / ACROSS * 64,
+                                            ptx_shared(s->d) + (warpgroup * PANELS + i) * 8192, policy);
             ptx_tma_commit();
         }
         phase ^= 1;

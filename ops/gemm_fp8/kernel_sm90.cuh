@@ -320,9 +320,9 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
                            as late as it can */
     if (threadIdx.x < 128) {
         if (T::WARPGROUPS == 2)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+            ptx_setmaxnreg_dec<40>();
         else if (T::WARPGROUPS == 3)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+            ptx_setmaxnreg_dec<56>();
         gemm_producer<T, MODE>(p, s);
     } else {
         enum { ROWS = 64 * T::SLICES, HALF = T::BLOCK_N / 2 };
@@ -337,9 +337,9 @@ static __global__ void __launch_bounds__(T::WARPGROUPS * 128 + 128, 1) gemm_sm90
         int number = 0, parity = 0; /* parity: of the tiles that are finished */
 
         if (T::WARPGROUPS == 2)
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+            ptx_setmaxnreg_inc<232>();
         else if (T::WARPGROUPS == 3)
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+            ptx_setmaxnreg_inc<152>();
         if (MODE == SCALE_1D1D && !T::SCALE_OUTER && warpgroup == gemm_warpgroups<T>(p) - 1)
             ptx_barrier_arrive(1, 256); /* the first warpgroup begins */
         ptx_grid_dependency_wait();

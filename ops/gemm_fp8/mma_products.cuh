@@ -29,22 +29,13 @@ template <int KIND, int E5M2> static __device__ __forceinline__ void mma_expand(
     mma_decode<E5M2>(w, x, y);
 }
 
-/* 16 bytes of each of 8 NT rows, as mma_load does it. */
-template <int NT> static __device__ __forceinline__ void mma_load_columns(uint32_t *v, uint32_t shared)
-{
-    if constexpr (NT == 1)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(v[0]) : "r"(shared) : "memory");
-    else
-        mma_load<8 * NT>(v, shared);
-}
-
 /* acc (+)= the products of 16 of k (chunk c) for 16 MT x 8 NT results, by f16. a, b: as in mma_block. */
 template <int KIND, int E5_A, int E5_B, int MT, int NT>
 static __device__ __forceinline__ void mma_chunk_f16(uint32_t a, uint32_t b, int c, float (*acc)[NT][4])
 {
     uint32_t code_b[NT], y[NT][2];
 
-    mma_load_columns<NT>(code_b, b ^ c << 4);
+    mma_load<8 * NT>(code_b, b ^ c << 4);
 #pragma unroll
     for (int j = 0; j < NT; j++)
         mma_expand<KIND, E5_B>(code_b[j], &y[j][0], &y[j][1]);

@@ -285,16 +285,16 @@ static __global__ void __launch_bounds__(F32_THREADS, 1) linear_f32(const __grid
     const int blocks = t.any ? (int)((t.k + F32_K - 1) / F32_K) : 0;
 
     if (role == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        ptx_setmaxnreg_dec<24>();
         if (threadIdx.x == 0)
             f32_produce<MN_A, MN_B>(g, s, t, blocks);
     } else if (role == 1) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        ptx_setmaxnreg_dec<72>();
         f32_prepare<MN_A, MN_B>(s, t.k, blocks);
     } else {
         float sum[64];
 
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+        ptx_setmaxnreg_inc<208>();
         f32_multiply<MN_A, MN_B>(s, t.k, blocks, sum);
         if (t.any)
             f32_store(g.p, t, sum);

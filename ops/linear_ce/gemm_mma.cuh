@@ -154,19 +154,13 @@ static __device__ __forceinline__ void mma_put(const linear_view &v, uint32_t (*
 /* d += a b: rows g and g + 8 of A, column g of B, g = lane / 4. */
 template <int DTYPE> static __device__ __forceinline__ void mma_multiply(float *d, const uint32_t *a, const uint32_t *b)
 {
-    if (DTYPE == RIDGE_BF16)
-        asm volatile(
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    else if (DTYPE == RIDGE_F16)
-        mma_f16(d, a[0], a[1], a[2], a[3], b[0], b[1], true);
-    else
+    if (DTYPE == RIDGE_F32)
         asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                      "{%0, %1, %2, %3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    else
+        mma_16<DTYPE == RIDGE_BF16>(d, a, b);
 }
 
 /* Fragments of a warp's 64 x 32: words 8 half + t and + 4 of the lines g, g + 8, ... */

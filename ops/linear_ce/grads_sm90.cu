@@ -433,13 +433,13 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_grads_kernel(const _
         clear_dw(a);
     __syncthreads(); /* orders s->plan; and setmaxnreg is .aligned, which lanes leaving clear_dw's loop are not */
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        ptx_setmaxnreg_dec<56>();
         if (threadIdx.x == 0)
             produce<HV, M>(a, s->plan, s);
     } else {
         const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
 
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        ptx_setmaxnreg_inc<224>();
         consume<BF16, HV, EPI, M>(a, s, consumer);
     }
     __syncwarp();       /* the cluster barrier is .aligned; only one thread of the producer's warp ran its loop */

@@ -244,7 +244,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        ptx_setmaxnreg_dec<56>();
         if (gathers)
             produce_gathered<MN_B, WHAT == CE_STATS_GATHER ? EACH : WHAT == CE_STATS_TOP ? 16 : 8>(a, s, clusters);
         else if (WHAT == CE_SAMPLE && threadIdx.x == 0)
@@ -257,7 +257,7 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_coop(const __
         const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
         const gemm16_operands at = gemm16_operands_of<0, MN_B>(&s->product, consumer);
 
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        ptx_setmaxnreg_inc<224>();
         gemm16_stagger_wait(consumer, (int)blockIdx.x / G16_CLUSTER < s->plan.count);
         if (WHAT == CE_SAMPLE)
             consume_sample<BF16, MN_B>(a, s->plan.tiles, at, consumer, clusters);

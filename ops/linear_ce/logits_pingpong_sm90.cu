@@ -197,18 +197,18 @@ static __global__ void __launch_bounds__(G16_THREADS, 1) ce_logits_pingpong(cons
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
         if (IS_PICKS(WHAT))
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+            ptx_setmaxnreg_dec<40>();
         else
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+            ptx_setmaxnreg_dec<56>();
         if (threadIdx.x == 0)
             produce<MN_B>(a, s);
         else if (IS_PROBS(WHAT) && (warp == 1 || warp == 2))
             store_probs(a, s, warp - 1);
     } else {
         if (IS_PICKS(WHAT))
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+            ptx_setmaxnreg_inc<232>();
         else
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+            ptx_setmaxnreg_inc<224>();
         consume<BF16, MN_B, WHAT>(a, s, consumer);
     }
     __syncwarp();       /* the cluster barrier is .aligned; only one thread of the producer's warp ran its loop */

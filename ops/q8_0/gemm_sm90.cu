@@ -362,7 +362,7 @@ static __global__ void __launch_bounds__(T::CTA_THREADS, 1) q8_0_gemm_wgmma(cons
     ptx_launch_dependents();
     ptx_grid_dependency_wait();
     if (warpgroup < 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"((int)T::PRODUCER_REGS));
+        ptx_setmaxnreg_dec<T::PRODUCER_REGS>();
         if (threadIdx.x < 32 && ptx_elect())
             produce<T>(a, ring, full, empty);
         __syncwarp(); /* the cluster barriers are .aligned */
@@ -371,7 +371,7 @@ static __global__ void __launch_bounds__(T::CTA_THREADS, 1) q8_0_gemm_wgmma(cons
             ptx_cluster_sync();
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"((int)T::REGS));
+        ptx_setmaxnreg_inc<T::REGS>();
         consume<T>(a, warpgroup, ring, results, full, empty);
     }
 #endif

@@ -407,8 +407,7 @@ tile_scaled_codes(const quantize_args &p, tile_memory &m, const uint32_t (*raw)[
 /* A barrier of all threads of a tile. */
 static __device__ __forceinline__ void tile_sync(void)
 {
-    static_assert(TILE_THREADS == 256, "the barrier counts threads");
-    asm volatile("bar.sync 1, 256;" ::: "memory");
+    ptx_barrier_sync(1, TILE_THREADS);
 }
 
 /* From the elements in `raw` to codes and scales in memory. No thread may still read m when it is called. `inside`: the
