@@ -242,8 +242,8 @@ static bool run_beside(row_run *t)
     const char *const way = "beside another kernel's loads";
     const ridge_backend *b = t->device->backend;
 
-    for (int i = 0; i < NOISE_RUNS && b->write_late; i++) {
-        if (!row_upload(t, &t->l[0]) || b->write_late(t->device, NULL, 0, NOISE_US, t->l[1].stream) ||
+    for (int i = 0; i < NOISE_RUNS && b->noise; i++) {
+        if (!row_upload(t, &t->l[0]) || b->noise(t->device, NOISE_US, t->l[1].stream) ||
             launch(t, t->device, t->im, &t->l[0], false))
             return row_failed(t, way);
         if (!same_bits(t, &t->l[0], way))

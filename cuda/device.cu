@@ -440,6 +440,19 @@ static __global__ void write_kernel(const write_args p)
     }
 }
 
+static ridge_status cuda_write_late(const ridge_device *device, const ridge_write *list, int count, int microseconds,
+                                    void *stream)
+{
+    write_args p = {};
+
+    if (count > RIDGE_MAX_WRITES)
+        return ridge_fail(RIDGE_ERR_ARG, "%d late writes, %d at most", count, RIDGE_MAX_WRITES);
+    memcpy(p.list, list, (size_t)count * sizeof *list);
+    p.count = count;
+    p.nanoseconds = microseconds * 1000;
+    return host_launch(device, "late writes", (const void *)write_kernel, dim3(WRITE_CTAS), WRITE_THREADS, &p, stream);
+}
+
 /* 4 CTAs a multiprocessor of 4 KB and few registers, which find room beside large ones. All lanes of a load want the
  * same bank: one load of a warp takes the multiprocessor 32 clocks, and those of other kernels' warps queue behind it.
  * The loads' values are not used. */
@@ -456,30 +469,15 @@ static __global__ void noise_kernel(const int nanoseconds)
             (void)words[threadIdx.x % 32 * 32 + i];
 }
 
-static ridge_status noise(const ridge_device *device, int nanoseconds, void *stream)
+static ridge_status cuda_noise(const ridge_device *device, int microseconds, void *stream)
 {
     const void *const function = (const void *)noise_kernel;
+    int nanoseconds = microseconds * 1000;
 
     TRY(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
         "noise");
     return host_launch(device, "noise", function, dim3((unsigned)device->units * NOISE_CTAS), NOISE_THREADS,
                        &nanoseconds, stream);
-}
-
-/* Without a list the time is spent by noise_kernel. */
-static ridge_status cuda_write_late(const ridge_device *device, const ridge_write *list, int count, int microseconds,
-                                    void *stream)
-{
-    write_args p = {};
-
-    if (!list)
-        return noise(device, microseconds * 1000, stream);
-    if (count > RIDGE_MAX_WRITES)
-        return ridge_fail(RIDGE_ERR_ARG, "%d late writes, %d at most", count, RIDGE_MAX_WRITES);
-    memcpy(p.list, list, (size_t)count * sizeof *list);
-    p.count = count;
-    p.nanoseconds = microseconds * 1000;
-    return host_launch(device, "late writes", (const void *)write_kernel, dim3(WRITE_CTAS), WRITE_THREADS, &p, stream);
 }
 
 /* ------------------------------------------------------------------------------------------------ proof of exact.h */
@@ -517,5 +515,5 @@ extern "C" const ridge_backend ridge_cuda_backend = {
     cuda_alloc,       cuda_release, cuda_upload,      cuda_download,    cuda_copy,         cuda_stream_new,
     cuda_stream_free, cuda_sync,    cuda_graph_begin, cuda_graph_end,   cuda_graph_launch, cuda_graph_free,
     cuda_mark,        cuda_elapsed, READ_VARIANTS,    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy,
-    cuda_empty,       cuda_exact,   cuda_write_late,
+    cuda_empty,       cuda_exact,   cuda_write_late,  cuda_noise,
 };

@@ -331,6 +331,9 @@ struct ridge_backend {
      * the stream, and after `microseconds` makes the writes, RIDGE_MAX_WRITES at most. NULL on the CPU. */
     ridge_status (*write_late)(const ridge_device *device, const ridge_write *list, int count, int microseconds,
                                void *stream);
+    /* For tests of rings in shared memory: for `microseconds` a kernel loads from shared memory on all multiprocessors,
+     * so that the loads of kernels beside it come late. NULL on the CPU. */
+    ridge_status (*noise)(const ridge_device *device, int microseconds, void *stream);
 };
 
 extern const ridge_backend ridge_cpu_backend;
