@@ -1157,25 +1157,6 @@ enum {
     RIDGE_MOE_GATE_UP_SWIGLU_GATE_BIAS, RIDGE_MOE_GATE_UP_SWIGLU_UP_BIAS /**< [experts, rows] f32, optional */
 };
 
-/** moe_permute_quantize of swiglu_bwd's dgate and dup side by side, bit for bit, without writing them; the rows are
- * sorted. Options of swiglu_quantize, opt.swiglu_quantize; flags RIDGE_POW2 and RIDGE_ACTIVATION. drow: swiglu_bwd's, in an
- * order of its own (docs/numerics.md). */
-RIDGE_API ridge_call ridge_moe_swiglu_bwd_quantize(int64_t rows, int64_t cols, int64_t experts, ridge_dtype dtype,
-                                                   const void *dout, const void *gate, const void *up,
-                                                   const int32_t *offsets, ridge_tensor q, ridge_tensor q_t,
-                                                   int32_t *offsets_t);
-enum {
-    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT = 0, /**< [rows, cols] bf16, f16 or f32 */
-    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_GATE, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_UP, /**< [rows, cols] as dout */
-    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_OFFSETS, /**< [experts + 1] i32 */
-    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_SCALE, /**< of [rows, 2 cols], as of
-                                                                               moe_permute_quantize */
-    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q_T, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_SCALE_T, /**< optional */
-    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_OFFSETS_T, /**< [experts + 1] i32 output, optional */
-    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_ROW_SCALE, /**< [rows] f32, optional: the weight of each row's pair */
-    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DROW /**< [rows] f32 output, optional; rows of no group are not written */
-};
-
 /** Options of moe_down. */
 typedef struct ridge_moe_down_options {
     int64_t n_hc; /**< 1 to 16: the result becomes streams of hyper-connections, see below; default 0 */
@@ -1262,6 +1243,25 @@ enum {
     RIDGE_MOE_SWIGLU_QUANTIZE_Q_T, RIDGE_MOE_SWIGLU_QUANTIZE_SCALE_T, /**< optional */
     RIDGE_MOE_SWIGLU_QUANTIZE_OFFSETS_T, /**< [experts + 1] i32 output, optional */
     RIDGE_MOE_SWIGLU_QUANTIZE_ROW_SCALE /**< [rows] f32, optional: the weight of each row's pair */
+};
+
+/** moe_permute_quantize of swiglu_bwd's dgate and dup side by side, bit for bit, without writing them; the rows are
+ * sorted. Options of swiglu_quantize, opt.swiglu_quantize; flags RIDGE_POW2 and RIDGE_ACTIVATION. drow: swiglu_bwd's, in an
+ * order of its own (docs/numerics.md). */
+RIDGE_API ridge_call ridge_moe_swiglu_bwd_quantize(int64_t rows, int64_t cols, int64_t experts, ridge_dtype dtype,
+                                                   const void *dout, const void *gate, const void *up,
+                                                   const int32_t *offsets, ridge_tensor q, ridge_tensor q_t,
+                                                   int32_t *offsets_t);
+enum {
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DOUT = 0, /**< [rows, cols] bf16, f16 or f32 */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_GATE, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_UP, /**< [rows, cols] as dout */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_OFFSETS, /**< [experts + 1] i32 */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_SCALE, /**< of [rows, 2 cols], as of
+                                                                               moe_permute_quantize */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_Q_T, RIDGE_MOE_SWIGLU_BWD_QUANTIZE_SCALE_T, /**< optional */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_OFFSETS_T, /**< [experts + 1] i32 output, optional */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_ROW_SCALE, /**< [rows] f32, optional: the weight of each row's pair */
+    RIDGE_MOE_SWIGLU_BWD_QUANTIZE_DROW /**< [rows] f32 output, optional; rows of no group are not written */
 };
 
 /** out[t] = residual + (shared + the sum over slots of weights[t, s] * y[place[t, s]]): the slots in order, each an fma in

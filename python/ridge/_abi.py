@@ -383,8 +383,6 @@ BUILDERS = {
     'moe_route': 'int64 tokens, int64 experts, int64 slots, tensor logits, pointer ids, pointer weights',
     'moe_gate_up_swiglu': 'int64 tokens, int64 cols, int64 rows, int64 experts, int64 slots, tensor x, tensor gate, tensor up, pointer '
         'ids, tensor out',
-    'moe_swiglu_bwd_quantize': 'int64 rows, int64 cols, int64 experts, dtype dtype, pointer dout, pointer gate, pointer up, pointer offsets, '
-        'tensor q, tensor q_t, pointer offsets_t',
     'moe_down': 'int64 tokens, int64 cols, int64 rows, int64 experts, int64 slots, tensor x, tensor w, pointer ids, pointer '
         'weights, tensor out',
     'moe_permute': 'int64 tokens, int64 slots, int64 experts, pointer ids, pointer offsets, pointer rows, pointer place',
@@ -392,6 +390,8 @@ BUILDERS = {
         'tensor q_t, pointer offsets_t',
     'moe_swiglu_quantize': 'int64 rows, int64 cols, int64 experts, dtype dtype, pointer gate, pointer up, pointer offsets, tensor q, '
         'tensor q_t, pointer offsets_t',
+    'moe_swiglu_bwd_quantize': 'int64 rows, int64 cols, int64 experts, dtype dtype, pointer dout, pointer gate, pointer up, pointer offsets, '
+        'tensor q, tensor q_t, pointer offsets_t',
     'moe_combine': 'int64 tokens, int64 slots, int64 cols, tensor y, pointer place, pointer weights, tensor out',
     'moe_combine_bwd': 'int64 tokens, int64 slots, int64 cols, tensor dout, tensor y, pointer place, pointer weights, tensor dy, '
         'pointer dweights',
