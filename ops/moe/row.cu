@@ -7,18 +7,13 @@
 
 enum { OWN = 4, THREADS = MOE_CHAINS / OWN, STEPS = 16 };
 
-/* Four weights: of bf16, which are read once and leave L2 first, of f32. */
-static __device__ __forceinline__ void load_word(const char *from, uint2 *to)
+/* Four weights, of bf16 or f32. */
+static __device__ __forceinline__ void load_word(const char *from, uint64_t policy, uint2 *to)
 {
-    uint64_t once;
-
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-    asm volatile("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-                 : "=r"(to->x), "=r"(to->y)
-                 : "l"(from), "l"(once));
+    *to = ptx_load8_policy(from, policy);
 }
 
-static __device__ __forceinline__ void load_word(const char *from, uint4 *to)
+static __device__ __forceinline__ void load_word(const char *from, uint64_t, uint4 *to)
 {
     *to = ptx_load_stream(from);
 }
@@ -35,13 +30,14 @@ static __device__ __forceinline__ void unpack_word(uint4 w, float *v)
 }
 
 /* Weights of the k steps first .. first + 15 of this thread. */
-template <class W> static __device__ __forceinline__ void load_codes(const char *from, int first, int steps, W *code)
+template <class W>
+static __device__ __forceinline__ void load_codes(const char *from, uint64_t policy, int first, int steps, W *code)
 {
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
         code[s] = {};
         if (first + s < steps)
-            load_word(from + (int64_t)(first + s) * (MOE_CHAINS / OWN * (int)sizeof(W)), &code[s]);
+            load_word(from + (int64_t)(first + s) * (MOE_CHAINS / OWN * (int)sizeof(W)), policy, &code[s]);
     }
 }
 
@@ -62,12 +58,14 @@ template <class W, int X> static __global__ void __launch_bounds__(THREADS) moe_
     const int all = ((int)p.cols + MOE_CHAINS - 1) / MOE_CHAINS;
     const int64_t row = blockIdx.x;
     const char *const from = p.weight[0].data + (row * p.cols + first_column) * ((int)sizeof(W) / OWN);
+    /* weights that are read once, not again for each token, leave L2 first */
+    const uint64_t policy = p.tokens > 1 && all > STEPS ? ptx_policy_evict_normal() : ptx_policy_evict_first();
     W code[STEPS];
 
     ptx_launch_dependents();
     if (!p.weights_const)
         ptx_grid_dependency_wait();
-    load_codes(from, 0, steps, code);
+    load_codes(from, policy, 0, steps, code);
     if (p.weights_const)
         ptx_grid_dependency_wait();
     for (int t = 0; t < p.tokens; t++) {
@@ -86,7 +84,7 @@ template <class W, int X> static __global__ void __launch_bounds__(THREADS) moe_
                     x[s] = from_x[(first + s) * THREADS];
             }
             if (all > STEPS && (t || first))
-                load_codes(from, first, steps, code);
+                load_codes(from, policy, first, steps, code);
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
                 float w[OWN], v[OWN];
