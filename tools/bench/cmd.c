@@ -104,8 +104,8 @@ static void parse(int argc, char **argv, bench_options *o)
          "nothing but itself, over the number of calls",
          .whole = &o->chain, .least = 1, .most = 1000, .optional = true},
         {"rotation", 0, "TIMES",
-         "copies of the operands that a graph goes through, in sizes of the last-level cache (default 4): with more, "
-         "the first call of a graph, which overlaps nothing, weighs less",
+         "copies of the operands that a graph goes through, in sizes of the last-level cache (default 16, on a CPU 4): "
+         "with more, a graph's first call and what the replay before left in the cache weigh less",
          .whole = &o->rotation, .least = 1, .most = 100},
         {"all", 0, NULL, "--weights: every tensor, not one of each shape", .flag = &o->every},
         {0}

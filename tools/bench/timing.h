@@ -40,7 +40,7 @@ typedef struct rotation {
     void *workspace, *stream;
     size_t workspace_bytes, pitch;
     int copies;
-    int times;          /* bytes of all copies, in sizes of the cache; 0: 4 */
+    int times;          /* bytes of all copies, in sizes of the cache; 0: 16, on a CPU 4 */
     int rounds;         /* that are timed: fewer where a round takes long */
     bool weights_const; /* calls carry RIDGE_WEIGHTS_CONST */
 } rotation;
