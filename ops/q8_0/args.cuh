@@ -115,23 +115,8 @@ static __device__ __noinline__ float q8_0_swiglu(unsigned act, float gate, float
                                                  ridge_swiglu_options o)
 {
     const float a = ridge_swiglu_gate(gate, o), b = ridge_swiglu_up(up, o);
-    float h;
 
-    switch (act) { /* constants, so that the inlined function has one branch each */
-    case RIDGE_GELU_TANH:
-        h = ridge_act_fwd(RIDGE_GELU_TANH, a, o.alpha);
-        break;
-    case RIDGE_GELU_ERF:
-        h = ridge_act_fwd(RIDGE_GELU_ERF, a, o.alpha);
-        break;
-    case RIDGE_RELU2:
-        h = ridge_act_fwd(RIDGE_RELU2, a, o.alpha);
-        break;
-    default:
-        h = ridge_act_fwd(RIDGE_SILU, a, o.alpha);
-        break;
-    }
-    return ridge_swiglu_scale(h * b, scale, o);
+    return ridge_swiglu_scale(ridge_act_fwd_any(act, a, o.alpha) * b, scale, o);
 }
 
 /* The epilogue of gate_up_swiglu. */

@@ -91,6 +91,21 @@ RIDGE_FN float ridge_act_fwd(unsigned act, float a, float alpha)
     return a * ridge_sigmoid(alpha * a);
 }
 
+/* The same where act is known at run time only. */
+RIDGE_FN float ridge_act_fwd_any(unsigned act, float a, float alpha)
+{
+    switch (act) { /* constants, so that each inlined function has one branch */
+    case RIDGE_GELU_TANH:
+        return ridge_act_fwd(RIDGE_GELU_TANH, a, alpha);
+    case RIDGE_GELU_ERF:
+        return ridge_act_fwd(RIDGE_GELU_ERF, a, alpha);
+    case RIDGE_RELU2:
+        return ridge_act_fwd(RIDGE_RELU2, a, alpha);
+    default:
+        return ridge_act_fwd(RIDGE_SILU, a, alpha);
+    }
+}
+
 /* h = act(a), the same bits as ridge_act_fwd, and *dh = act'(a). */
 RIDGE_FN float ridge_act_bwd(unsigned act, float a, float alpha, float *dh)
 {
