@@ -3,10 +3,7 @@
  * A block takes some tokens: it loads the first columns of its threads, computes the tokens' sines and cosines into
  * shared memory meanwhile, and rotates. A unit of work is two vectors of 16 bytes: of halves one from each half, else
  * consecutive ones. The row for any alignment has a thread for each pair of a token, which goes through the heads. */
-#include "args.h"
-#include "cuda/launch.cuh"
-#include "cuda/num.cuh"
-#include "src/util.h"
+#include "rows.cuh"
 
 enum { THREADS = 128, AHEAD = 2, PAIR_THREADS = 256 };
 
@@ -105,27 +102,6 @@ template <int DTYPE> static __global__ void __launch_bounds__(THREADS) rope_vect
     }
 }
 
-static __device__ __forceinline__ float load(const norm_matrix &m, int64_t token, int64_t j)
-{
-    const char *row = m.data + token * m.stride;
-
-    return m.dtype == RIDGE_F32    ? num_load<RIDGE_F32>(row, j)
-           : m.dtype == RIDGE_BF16 ? num_load<RIDGE_BF16>(row, j)
-                                   : num_load<RIDGE_F16>(row, j);
-}
-
-static __device__ __forceinline__ void store(const norm_matrix &m, int64_t token, int64_t j, float value)
-{
-    char *row = m.data + token * m.stride;
-
-    if (m.dtype == RIDGE_F32)
-        num_store<RIDGE_F32>(row, j, value);
-    else if (m.dtype == RIDGE_BF16)
-        num_store<RIDGE_BF16>(row, j, value);
-    else
-        num_store<RIDGE_F16>(row, j, value);
-}
-
 /* Pair i of a token in every head, or a pair of columns that is copied. */
 static __global__ void __launch_bounds__(PAIR_THREADS) rope_pairs(const __grid_constant__ rope_args p)
 {
@@ -142,12 +118,12 @@ static __global__ void __launch_bounds__(PAIR_THREADS) rope_pairs(const __grid_c
     if (i < pairs)
         ridge_rope_angle(position(p, token), p.freqs[i], p.mscale, p.inverse, &c, &s);
     for (int64_t head = 0; head < p.heads * p.n; head += p.n) {
-        float y0 = load(p.x, token, head + first), y1 = load(p.x, token, head + second);
+        float y0 = rows_element(p.x, token, head + first), y1 = rows_element(p.x, token, head + second);
 
         if (i < pairs)
             ridge_rope_rotate(y0, y1, c, s, &y0, &y1);
-        store(p.out, token, head + first, y0);
-        store(p.out, token, head + second, y1);
+        rows_put(p.out, token, head + first, y0);
+        rows_put(p.out, token, head + second, y1);
     }
 }
 

@@ -1,4 +1,4 @@
-/* rows.cuh: what add_norm.cu and bwd.cu share: a row's columns in registers, and its sums in the canonical order.
+/* rows.cuh: what add_norm.cu, bwd.cu and rope.cu share: columns of a row in registers, and its sums in canonical order.
  *
  * Column j belongs to partial sum j % 256 of the canonical order (src/math/norm.h). Where W warps work on a row, a
  * thread has V = 8 / W consecutive columns of every 256, and V partial sums. A thread of a fast kernel loads all its
