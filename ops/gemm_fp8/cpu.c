@@ -16,22 +16,6 @@ static int64_t blocks(int64_t n)
     return ridge_ceil_div(n, GEMM_BLOCK);
 }
 
-static gemm_scale scale_of(const ridge_operand *table, uint32_t mode, bool transposed)
-{
-    gemm_scale s = {table->data, 0, 0, 0};
-
-    if (mode == RIDGE_SCALE_ROW || mode == RIDGE_SCALE_ROW128)
-        s.row = transposed ? table->stride : 1;
-    if (mode == RIDGE_SCALE_ROW128)
-        s.block = transposed ? 1 : table->stride;
-    if (mode == RIDGE_SCALE_BLK128) {
-        s.row = table->stride;
-        s.block = 1;
-        s.shift = 7;
-    }
-    return s;
-}
-
 static gemm_args args_of(const ridge_call *call)
 {
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B],
@@ -50,9 +34,9 @@ static gemm_args args_of(const ridge_call *call)
     g.dtype = d->dtype;
     g.bias = bias->dtype == RIDGE_NONE ? NULL : bias->data;
     g.bias_dtype = bias->dtype;
-    g.scale_a = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_A], mode, call->flags & RIDGE_SCALE_T);
-    g.scale_b =
-        scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_B], (call->flags & RIDGE_SCALE_B) >> 4, call->flags & RIDGE_SCALE_B_T);
+    g.scale_a = gemm_scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_A], mode, call->flags & RIDGE_SCALE_T);
+    g.scale_b = gemm_scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_B], (call->flags & RIDGE_SCALE_B) >> 4,
+                              call->flags & RIDGE_SCALE_B_T);
     g.whole = mode == RIDGE_SCALE_TENSOR || mode == RIDGE_SCALE_ROW;
     g.accumulate = (call->flags & RIDGE_ACCUMULATE) != 0;
     return g;

@@ -5,16 +5,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "src/internal.h"
+#include "op.h"
 
 enum { GEMM_BLOCK = 128 }; /* of k: what one scale covers */
-
-/* The scale of row r in block b of k is at[(r >> shift) * row + b * block]. */
-typedef struct gemm_scale {
-    const float *at;
-    int64_t row, block;
-    int shift;
-} gemm_scale;
 
 static inline float gemm_scale_at(const gemm_scale *s, int64_t r, int64_t b)
 {

@@ -18,23 +18,17 @@
 
 #include "cuda/num.cuh"
 #include "mma_products.cuh"
+#include "op.h"
 
 enum { LARGE_M = 128, LARGE_THREADS = 128, WARP_M = 64, SMALL_N = 32, PARTS = 8, BUNDLE = 8 };
 enum { SCRATCH_PITCH = 48 + 4 };
-
-/* The scale of row r in block b of k is at[(r >> shift) * row + b * block]. */
-typedef struct mma_scale {
-    const float *at;
-    int64_t row, block;
-    int shift;
-} mma_scale;
 
 typedef struct mma_args {
     const uint8_t *a, *b;
     char *d;
     const void *bias;
     int64_t lda, ldb, ldd; /* elements */
-    mma_scale scale_a, scale_b;
+    gemm_scale scale_a, scale_b;
     int m, n, k, blocks; /* blocks of k */
     int tiles_m, tiles_n;
     int copy_a, copy_b; /* bytes that one copy may have: 16, 4 or 1 */
@@ -47,7 +41,15 @@ typedef struct mma_args {
     int whole; /* every copy is of 16 bytes */
 } mma_args;
 
-static __device__ __forceinline__ float mma_scale_at(const mma_scale &s, int row, int block)
+/* Bytes that one cp.async may copy from a matrix. */
+static inline int mma_copy_bytes(const ridge_operand *x)
+{
+    const uint64_t both = (uint64_t)(uintptr_t)x->data | (uint64_t)x->stride;
+
+    return both % 16 == 0 ? 16 : both % 4 == 0 ? 4 : 1;
+}
+
+static __device__ __forceinline__ float mma_scale_at(const gemm_scale &s, int row, int block)
 {
     return s.at[(row >> s.shift) * s.row + block * s.block];
 }
@@ -113,7 +115,7 @@ static __device__ __forceinline__ void mma_copy_rows(const mma_args &p, uint32_t
 
 /* The scales of ROWS rows in block kb. */
 template <int ROWS, int THREADS>
-static __device__ __forceinline__ void mma_copy_scales(uint32_t to, const mma_scale &s, int first, int rows, int kb,
+static __device__ __forceinline__ void mma_copy_scales(uint32_t to, const gemm_scale &s, int first, int rows, int kb,
                                                        int thread)
 {
 #pragma unroll

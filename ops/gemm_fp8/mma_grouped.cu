@@ -76,28 +76,6 @@ static double most_tiles(uint32_t flags, const int64_t *dim)
     return dim[0] == 0 ? 0 : cols * ((flags & RIDGE_GROUPED) == RIDGE_GROUPED_M ? rows + groups : rows * groups);
 }
 
-/* Bytes that one cp.async may copy from a matrix. */
-static int copy_bytes(const ridge_operand *x)
-{
-    const uint64_t both = (uint64_t)(uintptr_t)x->data | (uint64_t)x->stride;
-
-    return both % 16 == 0 ? 16 : both % 4 == 0 ? 4 : 1;
-}
-
-/* The table of A, or of B, whose rows follow each other. */
-static mma_scale scale_of(const ridge_operand *table, uint32_t mode, bool transposed)
-{
-    mma_scale s = {(const float *)table->data, 0, 0, 0};
-
-    if (mode == RIDGE_SCALE_ROW || mode == RIDGE_SCALE_ROW128)
-        s.row = transposed ? table->stride : 1;
-    if (mode == RIDGE_SCALE_ROW128)
-        s.block = transposed ? 1 : table->stride;
-    if (mode == RIDGE_SCALE_BLK128)
-        s = {(const float *)table->data, table->stride, 1, 7};
-    return s;
-}
-
 static grouped_args args_of(const ridge_call *call)
 {
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_GROUPED_A], *b = &call->arg[RIDGE_GEMM_FP8_GROUPED_B],
@@ -119,8 +97,8 @@ static grouped_args args_of(const ridge_call *call)
     p->ldb = b->stride;
     p->ldd = d->stride;
     p->scale_last = of_a == RIDGE_SCALE_TENSOR || of_a == RIDGE_SCALE_ROW;
-    p->scale_a = scale_of(scale_a, of_a, call->flags & RIDGE_SCALE_T);
-    p->scale_b = scale_of(scale_b, of_b, call->flags & RIDGE_SCALE_B_T);
+    p->scale_a = gemm_scale_of(scale_a, of_a, call->flags & RIDGE_SCALE_T);
+    p->scale_b = gemm_scale_of(scale_b, of_b, call->flags & RIDGE_SCALE_B_T);
     if (g.by_k) {
         g.scale_step_a = of_a == RIDGE_SCALE_ROW ? call->dim[0] : 0;
         g.scale_step_b = of_b == RIDGE_SCALE_ROW ? call->dim[1] : 0;
@@ -134,8 +112,8 @@ static grouped_args args_of(const ridge_call *call)
     p->blocks = (int)ridge_ceil_div(call->dim[2], BK);
     p->tiles_m = (int)ridge_ceil_div(call->dim[0], LARGE_M);
     p->tiles_n = (int)ridge_ceil_div(call->dim[1], BLOCK_N);
-    p->copy_a = copy_bytes(a);
-    p->copy_b = copy_bytes(b);
+    p->copy_a = mma_copy_bytes(a);
+    p->copy_b = mma_copy_bytes(b);
     p->whole = p->copy_a == 16 && p->copy_b == 16 && p->k % 16 == 0;
     p->dtype = (int)d->dtype;
     p->bias = bias->data;

@@ -128,30 +128,6 @@ static void choose_stages(const ridge_device *device, const mma_tile *tile, int6
         --*stages;
 }
 
-static mma_scale scale_of(const ridge_operand *table, uint32_t mode, bool transposed)
-{
-    mma_scale s = {(const float *)table->data, 0, 0, 0};
-
-    if (mode == RIDGE_SCALE_ROW || mode == RIDGE_SCALE_ROW128)
-        s.row = transposed ? table->stride : 1;
-    if (mode == RIDGE_SCALE_ROW128)
-        s.block = transposed ? 1 : table->stride;
-    if (mode == RIDGE_SCALE_BLK128) {
-        s.row = table->stride;
-        s.block = 1;
-        s.shift = 7;
-    }
-    return s;
-}
-
-/* Bytes that one cp.async may copy from a matrix. */
-static int copy_bytes(const ridge_operand *x)
-{
-    const uint64_t both = (uint64_t)(uintptr_t)x->data | (uint64_t)x->stride;
-
-    return both % 16 == 0 ? 16 : both % 4 == 0 ? 4 : 1;
-}
-
 static mma_args args_of(const ridge_call *call, const mma_tile *tile)
 {
     const ridge_operand *a = &call->arg[RIDGE_GEMM_FP8_A], *b = &call->arg[RIDGE_GEMM_FP8_B],
@@ -166,17 +142,17 @@ static mma_args args_of(const ridge_call *call, const mma_tile *tile)
     p.lda = a->stride;
     p.ldb = b->stride;
     p.ldd = d->stride;
-    p.scale_a = scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_A], mode, call->flags & RIDGE_SCALE_T);
-    p.scale_b =
-        scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_B], (call->flags & RIDGE_SCALE_B) >> 4, call->flags & RIDGE_SCALE_B_T);
+    p.scale_a = gemm_scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_A], mode, call->flags & RIDGE_SCALE_T);
+    p.scale_b = gemm_scale_of(&call->arg[RIDGE_GEMM_FP8_SCALE_B], (call->flags & RIDGE_SCALE_B) >> 4,
+                              call->flags & RIDGE_SCALE_B_T);
     p.m = (int)call->dim[0];
     p.n = (int)call->dim[1];
     p.k = (int)call->dim[2];
     p.blocks = (int)ridge_ceil_div(call->dim[2], BK);
     p.tiles_m = (int)ridge_ceil_div(call->dim[0], tile->block_m);
     p.tiles_n = (int)ridge_ceil_div(call->dim[1], tile->block_n);
-    p.copy_a = copy_bytes(a);
-    p.copy_b = copy_bytes(b);
+    p.copy_a = mma_copy_bytes(a);
+    p.copy_b = mma_copy_bytes(b);
     p.whole = p.copy_a == 16 && p.copy_b == 16 && p.k % 16 == 0;
     p.dtype = (int)d->dtype;
     p.bias_dtype = (int)bias->dtype;

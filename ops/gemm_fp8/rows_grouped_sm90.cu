@@ -3,15 +3,9 @@
  * groups. */
 #include <math.h>
 
-#include "cuda/launch.cuh"
 #include "groups.cuh"
+#include "rows_sm90.cuh"
 #include "src/util.h"
-#include "tiles_sm90.cuh"
-
-static const gemm_variant *variant_of(const ridge_kernel *kernel)
-{
-    return (const gemm_variant *)kernel->variant;
-}
 
 /* Clusters that run at once. */
 static int64_t clusters_of(const ridge_device *device, const gemm_shape *t)
@@ -44,11 +38,6 @@ static int mode_of(uint32_t flags)
     if (of_b == RIDGE_SCALE_B_TENSOR || of_b == RIDGE_SCALE_B_ROW)
         return SCALE_EPILOGUE;
     return of_b == RIDGE_SCALE_B_BLK128 && (flags & RIDGE_GROUPED) != RIDGE_GROUPED_K ? SCALE_1D2D : SCALE_1D1D;
-}
-
-static bool scales_by_tma(const float *scale, int64_t ld)
-{
-    return ((uintptr_t)scale | (uintptr_t)(ld * 4)) % 16 == 0;
 }
 
 /* The sizes, the scales, the offsets and D, without the tensor maps. */
@@ -252,19 +241,9 @@ static const ridge_kernel rows[] = {
 
 static ridge_status prepare(const ridge_device *device)
 {
-    ridge_status status = RIDGE_OK;
+    const ridge_status status =
+        rows_prepare(device, rows, sizeof rows / sizeof rows[0], "gemm_fp8_grouped: loading kernels");
 
-    if (device->arch != RIDGE_ARCH_SM90)
-        return RIDGE_OK;
-    for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++)
-        for (int mode = 0; mode < 3; mode++)
-            for (int i = 0; i < 9 && !status && variant_of(&rows[row])->mode[mode].memory; i++) {
-                const void *function = (const void *)variant_of(&rows[row])->mode[mode].function[i / 3][i % 3];
-
-                status =
-                    host_prepare(device, &function, 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)variant_of(&rows[row])->mode[mode].memory, "gemm_fp8_grouped: loading kernels");
-            }
     return status ? status : groups_prepare(device);
 }
 

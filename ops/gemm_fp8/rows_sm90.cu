@@ -3,14 +3,8 @@
  */
 #include <limits.h>
 
-#include "cuda/launch.cuh"
+#include "rows_sm90.cuh"
 #include "src/util.h"
-#include "tiles_sm90.cuh"
-
-static const gemm_variant *variant_of(const ridge_kernel *kernel)
-{
-    return (const gemm_variant *)kernel->variant;
-}
 
 static bool is_stream_k(const ridge_kernel *kernel)
 {
@@ -70,11 +64,6 @@ static uint64_t new_nonce(void)
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
     return (z ^ z >> 31) | 1;
-}
-
-static bool scales_by_tma(const float *scale, int64_t ld)
-{
-    return ((uintptr_t)scale | (uintptr_t)(ld * 4)) % 16 == 0;
 }
 
 /* The sizes, the scales and D, without the tensor maps. flat: gemm_flat_scales, whose elements have 32-bit numbers. */
@@ -336,19 +325,7 @@ static const ridge_kernel rows[] = {
 
 static ridge_status prepare(const ridge_device *device)
 {
-    ridge_status status = RIDGE_OK;
-
-    if (device->arch != RIDGE_ARCH_SM90)
-        return RIDGE_OK;
-    for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++)
-        for (int mode = 0; mode < 3; mode++)
-            for (int i = 0; i < 9 && !status && variant_of(&rows[row])->mode[mode].memory; i++) {
-                const void *function = (const void *)variant_of(&rows[row])->mode[mode].function[i / 3][i % 3];
-
-                status = host_prepare(device, &function, 1, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)variant_of(&rows[row])->mode[mode].memory, "gemm_fp8: loading kernels");
-            }
-    return status;
+    return rows_prepare(device, rows, sizeof rows / sizeof rows[0], "gemm_fp8: loading kernels");
 }
 
 extern "C" const ridge_kernel_list ridge_cuda_gemm_sm90 = {rows, (int)(sizeof rows / sizeof rows[0]), prepare};
