@@ -199,14 +199,6 @@ static bool run_two(row_run *t)
 
 /* ----------------------------------------------------------------------------------------------- repeats and parts */
 
-static bool reads_an_output(const image *im)
-{
-    for (int arg = 0; arg < ridge_op_at(im->call.op)->args; arg++)
-        if (im->length[arg] && ridge_operand_role(&im->call, arg) == (RIDGE_IN | RIDGE_OUT))
-            return true;
-    return false;
-}
-
 /* How often a case is repeated: the C reference has no tiles that could meet in another order, so twice is enough. */
 static int repeats_of(const test_row *row, const test_case *c)
 {
@@ -216,7 +208,7 @@ static int repeats_of(const test_row *row, const test_case *c)
 /* The same bits again and again while a copy keeps the other stream busy, in the workspace as the last run left it. */
 static bool run_repeats(row_run *t)
 {
-    const bool restore = reads_an_output(t->im) || t->c->alias;
+    const bool restore = updates(t->im) || t->c->alias;
     row_lane *l = t->l;
 
     if (t->c->repeats && !row_upload(t, &l[0]))

@@ -13,9 +13,6 @@
 #define EXPERT_WARPS(columns, side, bulk, x) \
     ((columns) > 1 ? 8 : !(bulk) || (side) == 2 ? 16 : (x) == BLOCK_X_START_16 ? 20 : 24)
 #define EXPERT_TEAM(side) ((side) == 2 ? 2 : 4)
-/* Bytes from unit to unit of a stage: bulk copies want multiples of 128. */
-#define EXPERT_PITCH(unit) (((unit) + 127) / 128 * 128)
-
 typedef struct block_expert_args {
     moe_args p;
     block_mma_args x; /* x, units, depth */
@@ -190,9 +187,9 @@ static __device__ __forceinline__ void expert_bulk(const uint8_t *const *from, b
     ptx_mbarrier_expect(bar, N * (codes + rest));
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        block_bulk(stage + n * EXPERT_PITCH(F::UNIT), from[n], tail ? codes : F::UNIT, bar);
+        block_bulk(stage + n * BLOCK_PITCH(F::UNIT), from[n], tail ? codes : F::UNIT, bar);
         if (tail)
-            block_bulk(stage + n * EXPERT_PITCH(F::UNIT) + F::CODES, from[n] + codes, rest, bar);
+            block_bulk(stage + n * BLOCK_PITCH(F::UNIT) + F::CODES, from[n] + codes, rest, bar);
     }
 }
 
@@ -218,7 +215,7 @@ static __device__ __forceinline__ bool expert_copy_next(const block_expert_args 
         else
 #pragma unroll
             for (int n = 0; n < SIDE; n++)
-                block_copy_unit<F, 0>(from[n], tail, stage + n * EXPERT_PITCH(F::UNIT), bar, threadIdx.x % 32);
+                block_copy_unit<F, 0>(from[n], tail, stage + n * BLOCK_PITCH(F::UNIT), bar, threadIdx.x % 32);
         l->unit = expert_next_unit(a, unit);
     }
     return unit >= 0;
@@ -247,7 +244,7 @@ static __device__ __forceinline__ int expert_fill(const block_expert_args &a, co
 #pragma unroll 1
     for (int i = 0; i < a.x.depth - 1; i++)
         count += expert_copy<F, COLUMNS, DOWN>(
-            a, list, l, ptx_shared(ring.stages + i * EXPERT_SIDE(F, COLUMNS, DOWN) * EXPERT_PITCH(F::UNIT)),
+            a, list, l, ptx_shared(ring.stages + i * EXPERT_SIDE(F, COLUMNS, DOWN) * BLOCK_PITCH(F::UNIT)),
             ring.bars + 8 * (uint32_t)i);
     return count;
 }

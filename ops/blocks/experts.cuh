@@ -205,7 +205,7 @@ static __device__ __forceinline__ void expert_unit(const char *unit, const char 
                                                    expert_sums<1> *s)
 {
     if constexpr (SIDE == 2)
-        block_units_1<F, 2, EXPERT_PITCH(F::UNIT)>(unit, tables, records + x[0], lane, s->v);
+        block_units_1<F, 2, BLOCK_PITCH(F::UNIT)>(unit, tables, records + x[0], lane, s->v);
     else
         block_unit_1<F>(unit, tables, records + x[0], lane, column, s->v);
 }
@@ -234,7 +234,7 @@ static __device__ __forceinline__ void expert_product(const block_expert_args &a
                                                       const char *memory, expert_ring *ring, expert_state *at,
                                                       float *results)
 {
-    enum { SIDE = EXPERT_SIDE(F, COLUMNS, DOWN), STAGE = SIDE * EXPERT_PITCH(F::UNIT) };
+    enum { SIDE = EXPERT_SIDE(F, COLUMNS, DOWN), STAGE = SIDE * BLOCK_PITCH(F::UNIT) };
     const int lane = threadIdx.x % 32, t = lane % 4;
     const int entry = at->now.pos.entry;
     int unit = expert_warp_of<DOWN, SIDE>(a).share * a.own;
@@ -409,7 +409,7 @@ static __device__ __forceinline__ void expert_products(const block_expert_args &
     expert_state own, *const at =
                           EXPERT_BULK(COLUMNS) ? (expert_state *)(memory + a.at_states) + threadIdx.x / 32 : &own;
     expert_ring ring = {memory + a.x.at_ring +
-                            threadIdx.x / 32 * a.x.depth * EXPERT_SIDE(F, COLUMNS, DOWN) * EXPERT_PITCH(F::UNIT),
+                            threadIdx.x / 32 * a.x.depth * EXPERT_SIDE(F, COLUMNS, DOWN) * BLOCK_PITCH(F::UNIT),
                         EXPERT_BULK(COLUMNS) ? ptx_shared(at->bars) : 0, 0, 0};
     float *const results = (float *)(memory + a.at_results);
     const bool early = DOWN && a.p.weights_const, records = !L::ONE && a.x.records;

@@ -84,7 +84,7 @@ static bool lay_out(const ridge_device *device, const ridge_problem *problem, ex
     p->at_list = (uint32_t)ridge_round_up(k->tables + records, 128);
     p->at_states = (uint32_t)ridge_round_up(p->at_list + (int64_t)(p->one ? sizeof(moe_list_1) : sizeof(moe_list)), 8);
     p->at_ring = (uint32_t)ridge_round_up(p->at_states + p->warps * (int)sizeof(expert_state), 128);
-    p->at_results = p->at_ring + (uint32_t)(p->warps * p->depth * p->side * EXPERT_PITCH(k->unit));
+    p->at_results = p->at_ring + (uint32_t)(p->warps * p->depth * p->side * BLOCK_PITCH(k->unit));
     p->bytes = p->at_results + (int64_t)p->results * 4 * buffers;
     return p->bytes <= host_max_shared(device);
 }
@@ -99,7 +99,7 @@ static bool find_plan(const ridge_device *device, const ridge_problem *problem, 
     for (int least = 2; least > 0; least--)
         for (p->warps = EXPERT_WARPS(p->columns, p->side, device->arch == RIDGE_ARCH_SM90, k->x);
              p->warps >= EXPERT_TEAM(1); p->warps /= 2) {
-            const int most = (int)(IN_FLIGHT / (p->warps * EXPERT_PITCH(k->unit)));
+            const int most = (int)(IN_FLIGHT / (p->warps * BLOCK_PITCH(k->unit)));
 
             share_out(device, problem, p);
             for (int records = 0; records < (p->one ? 1 : 2); records++) {

@@ -10,10 +10,11 @@
  *     gate_up  items are dealt out to CTAs one by one, and a CTA's to its warps
  *     down     a CTA has whole tiles of rows, whose items (one an entry) its warps share out; the results of a batch
  *              of tiles wait in shared memory, then all threads add the slots. The results have two buffers, so that
- * one barrier a batch orders the writes before the reads, and those before the next but one batch's writes. Constant
- * weights are requested before the kernels before have ended, by the ids as they are then: a router has long written
- * them. If they have changed, all begins again. Where two CTAs fit a multiprocessor these are all stages, else one, so
- * that x does not come behind them */
+ *              one barrier a batch orders the writes before the reads, and those before the next but one batch's writes
+ *
+ * Constant weights are requested before the kernels before have ended, by the ids as they are then: a router has long
+ * written them. If they have changed, all begins again. Where two CTAs fit a multiprocessor these are all stages, else
+ * one, so that x does not come behind them. */
 #include "args.cuh"
 #include "single.cuh"
 
