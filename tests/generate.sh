@@ -34,9 +34,19 @@ expect 1 "outside 1 .. 4" "$ridge" generate "$dir/gemma3.gguf" --load "$dir/text
 head -c 700 "$dir/text" >"$dir/cut"
 expect 1 "cut" "$ridge" generate "$dir/gemma3.gguf" --load "$dir/cut" --device cpu
 expect 1 "no/such" "$ridge" generate "$model" -p a -n 1 --device cpu --save "$dir/no/such/file"
+# --save replaces what it wrote, and no other file: said before the text is made.
+cp "$model" "$dir/kept.gguf"
+for file in "$dir/kept.gguf" "$dir/lines"; do
+    expect 1 "is there and is no saved text" "$ridge" generate "$dir/kept.gguf" -p a -n 1 --device cpu --save "$file"
+done
+cmp -s "$model" "$dir/kept.gguf" && [ "$(cat "$dir/lines")" = text ] || fail "--save replaced a file that is no saved text"
 expect 0 "" "$ridge" generate "$dir/gemma3.gguf" -p ab -n 3 --device cpu -q --load "$dir/text" --save "$dir/text"
 printf 'ab\n' | "$ridge" generate "$dir/gemma3.gguf" -i -n 3 --device cpu -q --load "$dir/text" >"$log" 2>&1 ||
     fail "a loaded dialogue failed: $(cat "$log")"
+# A dialogue whose last message has no room is saved all the same, and goes on in a longer one.
+printf 'ab\n%0500d\n' 0 >"$dir/lines"
+expect 1 "there is room for" sh -c '"$0" generate "$1" -i -n 3 --device cpu -q --ctx 100 --save "$2" <"$3"' "$ridge" "$model" "$dir/full" "$dir/lines"
+expect 0 "" "$ridge" generate "$model" -n 3 --device cpu -q --load "$dir/full"
 printf 'ab\ncd\n' >"$dir/lines"
 "$ridge" generate "$model" -i -n 5 --device cpu -q <"$dir/lines" >"$dir/out" 2>&1 || fail "a dialogue failed: $(cat "$dir/out")"
 expect 0 "" "$ridge" generate "$model" -p "ab cd" -n 2 --device cpu -q --fast-prompt

@@ -6,8 +6,10 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "generate.h"
+#include "ridge_io.h"
 #include "tools/args.h"
 #include "tools/cli.h"
 
@@ -93,6 +95,28 @@ static bool prompt_tokens(generation *g, const char *text, bool more, int64_t *c
             "ridge generate: the prompt has %" PRId64 " tokens, the text may have %" PRId64 " more (see --ctx)\n",
             *count, room);
     return false;
+}
+
+/* Asked before the text is made: --save replaces a text that was saved, or an empty file, but nothing else, such as a
+ * model. */
+static bool may_save(const char *path)
+{
+    ridge_writer *trial; /* whether a file can be made there */
+    ridge_file *there = NULL;
+    struct stat is;
+    bool good;
+
+    if (ridge_writer_open(path, RIDGE_SAFETENSORS, &trial) != RIDGE_OK) {
+        fprintf(stderr, "ridge generate: --save: %s\n", ridge_io_error());
+        return false;
+    }
+    ridge_writer_abort(trial);
+    good = stat(path, &is) != 0 || is.st_size == 0 ||
+           (ridge_file_open(path, &there) == RIDGE_OK && ridge_file_meta_find(there, "ridge_lm.session"));
+    ridge_file_close(there);
+    if (!good)
+        fprintf(stderr, "ridge generate: --save: %s is there and is no saved text: it stays as it is\n", path);
+    return good;
 }
 
 /* Reads the prompt's tokens, then writes until a token ends the text, or as many as were asked for. */
@@ -232,7 +256,9 @@ static bool run(generation *g)
             puts("");
     }
     fflush(stdout);
-    if (good && g->o->save && ridge_lm_save(g->session, g->o->save))
+    /* A dialogue is kept also where its last message failed: the text is then as it was before that message. */
+    if (g->o->save && (good || g->o->dialogue) && ridge_lm_position(g->session) > 0 &&
+        ridge_lm_save(g->session, g->o->save))
         good = failed();
     if (good && !(g->o->quiet && !g->o->json))
         good = report(g, &out);
@@ -324,7 +350,7 @@ int cmd_generate(int argc, char **argv)
     g.sampling.top_k = (int32_t)o.top_k;
     g.sampling.seed = o.seed;
     sigaction(SIGINT, &action, NULL);
-    good = open_model(&g, words.at[0]) && open_session(&g) && run(&g);
+    good = (!o.save || may_save(o.save)) && open_model(&g, words.at[0]) && open_session(&g) && run(&g);
     ridge_lm_session_close(g.session);
     ridge_lm_close(g.lm);
     ridge_close(g.device);
