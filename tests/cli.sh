@@ -138,9 +138,9 @@ expect 1 "is no record" "$ridge" bench $problem --device cpu --csv "$dir/other"
 expect 0 "cpu.swiglu_fwd.c" "$ridge" bench $problem --device cpu --csv "$dir/cut.csv" --kernel '*.c'
 expect 1 "too few columns" "$ridge" compare "$dir/cut.csv"
 sed -i '/^r,d,cut$/d' "$dir/cut.csv" && expect 0 "copy" "$ridge" compare "$dir/cut.csv"
-# A record is not replaced by what is made of records; a closed stream's number goes to no file.
+# tune replaces tuning files alone, no record and no model; a closed stream's number goes to no file.
 cp "$dir/a.csv" "$dir/kept.csv"
-expect 1 "kept.csv: it is a record" "$ridge" tune $problem -o "$dir/kept.csv" --device cpu
+expect 1 "kept.csv: it is there and is no tuning file" "$ridge" tune $problem -o "$dir/kept.csv" --device cpu
 "$ridge" bench $problem --device cpu --csv "$dir/closed.csv" >&- 2>/dev/null && fail "a closed standard output is no failure"
 expect 0 "copy" "$ridge" compare "$dir/closed.csv"
 "$ridge" info <&- >"$dir/out" 2>&1 || fail "needs a standard input"
@@ -166,9 +166,9 @@ expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/no/t.tsv" -
 expect 1 "Is a directory" "$ridge" tune $problem --device cpu -o "$dir" --quiet
 expect 1 "without a name" "$ridge" tune $problem --device cpu -o "" --quiet
 expect 1 "not to standard output" "$ridge" tune $problem --device cpu -o - --quiet
-mkdir "$dir/far" && echo old >"$dir/far/t.tsv" && chmod 640 "$dir/far/t.tsv" && ln -s far/t.tsv "$dir/link.tsv"
+mkdir "$dir/far" && echo "# ridge old" >"$dir/far/t.tsv" && chmod 640 "$dir/far/t.tsv" && ln -s far/t.tsv "$dir/link.tsv"
 expect 0 "keep the cost model" "$ridge" tune $problem --device cpu -o "$dir/link.tsv" --quiet # a link stays one
-{ [ -L "$dir/link.tsv" ] && [ "$(ls "$dir/far")" = t.tsv ] && head -1 "$dir/far/t.tsv" | grep -q '^#'; } || fail "not behind the link"
+{ [ -L "$dir/link.tsv" ] && [ "$(ls "$dir/far")" = t.tsv ] && ! grep -q old "$dir/far/t.tsv"; } || fail "not behind the link"
 [ "$(stat -c %a "$dir/far/t.tsv")" = 640 ] || fail "another mode: $(stat -c %a "$dir/far/t.tsv")"
 ln -s nowhere "$dir/dangling" && expect 1 "link to nothing" "$ridge" tune $problem --device cpu -o "$dir/dangling" --quiet
 ln -s loop "$dir/loop" && expect 1 "cannot write" "$ridge" tune $problem --device cpu -o "$dir/loop" --quiet

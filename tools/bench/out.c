@@ -10,8 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "record.h"
-
 static bool say(const out_file *out, const char *why)
 {
     fprintf(stderr, "%s: cannot write %s: %s\n", out->verb, *out->path ? out->path : "a file without a name", why);
@@ -70,6 +68,18 @@ static FILE *create(out_file *out)
     return to;
 }
 
+/* An empty file, or one that `ridge tune` wrote. */
+static bool replaceable(const char *file)
+{
+    char first[8] = "";
+    FILE *from = fopen(file, "r");
+    const size_t length = from ? fread(first, 1, 7, from) : 1;
+
+    if (from)
+        fclose(from);
+    return length == 0 || memcmp(first, "# ridge", 7) == 0;
+}
+
 bool out_open(out_file *out, const char *verb, const char *path)
 {
     struct stat there;
@@ -82,8 +92,8 @@ bool out_open(out_file *out, const char *verb, const char *path)
     replaces = stat(out->target, &there) == 0;
     if (replaces && !S_ISREG(there.st_mode))
         say(out, S_ISDIR(there.st_mode) ? strerror(EISDIR) : "it is no regular file");
-    else if (replaces && record_is(out->target)) /* probably the one that was read */
-        say(out, "it is a record");
+    else if (replaces && !replaceable(out->target)) /* a record, a model: probably a slip */
+        say(out, "it is there and is no tuning file");
     else if ((out->to = create(out)) == NULL)
         say(out, strerror(errno));
     if (out->to) {

@@ -12,7 +12,7 @@ typedef struct out_file {
 } out_file;
 
 /* False with the reason on stderr. A path that exists and is no regular file (a device, a directory) is refused, since
- * a rename would replace it; so is a record, which the verb reads. Of a link the target is replaced. */
+ * a rename would replace it; so is one that is no tuning file. Of a link the target is replaced. */
 bool out_open(out_file *out, const char *verb, const char *path);
 /* Renames the file to its target if `good` and everything was written, else removes it; true if it is in place. */
 bool out_close(out_file *out, bool good);

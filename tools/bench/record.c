@@ -85,11 +85,6 @@ static int header_in(const char *file)
     return strcmp(first, record_header) == 0 ? 1 : -1;
 }
 
-bool record_is(const char *file)
-{
-    return header_in(file) == 1;
-}
-
 /* The last line lacks its end: a full disk or a signal cut it. */
 static bool is_cut(const char *file)
 {

@@ -34,8 +34,6 @@ void record_emit(record_sink *sink, const record *r);
 /* True where the 80th percentile is over 1.5 times the 20th: something else ran, and the median says little. */
 bool record_is_noisy(const record *r);
 
-/* True for a file that begins with the header of a record. */
-bool record_is(const char *file);
 /* Reads a file; on a malformed one prints file:line: reason and returns false. The caller frees *at. */
 bool record_read(const char *file, record **at, int *count);
 
