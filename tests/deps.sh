@@ -18,10 +18,13 @@ missing=
 for choice in "$@"; do
     there= first=
     for package in $(echo "$choice" | tr '|' ' '); do
-        installed "$package" && there=yes
-        [ -z "$first" ] && known "$package" && first=$package
+        installed "$package" && there=yes && break
     done
-    [ -n "$there" ] || missing="$missing ${first:-${choice%%|*}}"
+    [ -z "$there" ] || continue # apt-cache takes half a second a package
+    for package in $(echo "$choice" | tr '|' ' '); do
+        known "$package" && first=$package && break
+    done
+    missing="$missing ${first:-${choice%%|*}}"
 done
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" != 0 ] || [ -n "${DEPS_DRY:-}" ]; then
