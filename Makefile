@@ -17,7 +17,7 @@ BUILD_PACKAGES = cmake ninja-build gcc pkg-config libjansson-dev libutf8proc-dev
 TEST_PACKAGES = g++ clang clang-format libcmocka-dev libmpfr-dev libopenmpi-dev openmpi-bin libomp-dev python3 python3-venv \
     "libclang-rt-18-dev|libclang-rt-14-dev|libclang-common-14-dev"
 
-.PHONY: wheel all demo test bench tune asan tsan fuzz memcheck gpus teeth mutants format check docs install deps clean help
+.PHONY: wheel all demo test bench tune asan tsan fuzz memcheck gpus teeth mutants format check docs install uninstall deps clean help
 .DEFAULT_GOAL := all
 
 ## all: the library and the tool, in build/
@@ -100,9 +100,17 @@ check: all
 docs:
 	@sh tests/docs.sh . $(BUILD)
 
-## install: headers, libraries, tool, ridge.pc, CMake package, man pages (PREFIX, DESTDIR)
+## install: headers, libraries, tool, pkg-config, CMake package, man pages, licence (PREFIX, DESTDIR)
 install: all
 	DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
+
+## uninstall: removes what install puts there (PREFIX, DESTDIR)
+uninstall:
+	@rm -rf $(BUILD)/uninstall
+	@DESTDIR=$(abspath $(BUILD))/uninstall cmake --install $(BUILD) --prefix $(PREFIX) >/dev/null
+	@cd $(BUILD)/uninstall && find . ! -type d -exec rm -vf "$(DESTDIR)/{}" \;
+	@cd $(BUILD)/uninstall && find . -depth -name ridge -type d -exec rmdir "$(DESTDIR)/{}" \;
+	@rm -rf $(BUILD)/uninstall
 
 ## wheel: a wheel for other machines in dist/: with libgomp and jansson inside, and the tag of the glibc that it needs
 wheel:

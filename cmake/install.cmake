@@ -1,4 +1,4 @@
-# make install: headers, libraries, the tool, ridge.pc, ridge_io.pc, find_package(ridge), man pages.
+# make install: headers, libraries, the tool, ridge.pc and others, find_package(ridge), man pages, the licence.
 include(CMakePackageConfigHelpers)
 install(TARGETS ridge_shared ridge_static EXPORT ridge-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
@@ -25,6 +25,7 @@ set_target_properties(ridge_dist_static PROPERTIES EXPORT_NAME dist_static)
 install(FILES include/ridge_dist.h include/ridge_mpi.h include/ridge_nccl.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT ridge-targets NAMESPACE ridge:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ridge)
 install(FILES include/ridge.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES LICENSE docs/numerics.md docs/layouts.md DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/ridge) # of the headers
 install(FILES man/ridge.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES man/ridge.3 DESTINATION ${CMAKE_INSTALL_MANDIR}/man3)
 if(RIDGE_TOOLS)
