@@ -70,8 +70,11 @@ const char *ridge_why_not(const ridge_device *device, const ridge_kernel *kernel
     if (ridge_kernel_backend(kernel) != device->backend_id)
         return "belongs to another backend";
     if ((int)device->arch < kernel->arch_min || (int)device->arch > kernel->arch_max) {
-        snprintf(text, sizeof text, "runs on %s to %s, this is %s", ridge_arch_table[kernel->arch_min].name,
-                 ridge_arch_table[kernel->arch_max].name, ridge_arch_table[device->arch].name);
+        const bool one = kernel->arch_min == kernel->arch_max;
+
+        snprintf(text, sizeof text, "runs on %s%s%s, this is %s", ridge_arch_table[kernel->arch_min].name,
+                 one ? "" : " to ", one ? "" : ridge_arch_table[kernel->arch_max].name,
+                 ridge_arch_table[device->arch].name);
         return text;
     }
     if (ridge_op_at(problem->op)->contract & RIDGE_INVARIANT)

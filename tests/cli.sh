@@ -30,6 +30,7 @@ expect 0 "cpu.swiglu_fwd.c" "$ridge" kernels
 expect 1 "nothing matches" "$ridge" kernels nosuch
 expect 0 "picked: lowest cost" "$ridge" explain $problem --device cpu
 expect 0 "* cpu.swiglu_fwd.c " "$ridge" explain $problem --device cpu:c
+expect 0 "no: runs on avx512, this is c" "$ridge" explain $problem --device cpu:c
 expect 1 "unknown model 'sm99' (c, avx2" "$ridge" explain $problem --device model:sm99
 expect 2 "no operand is aligned to 1 byte" "$ridge" explain $problem align=1 --device cpu
 expect 2 "there is no field 'colour'; the fields are rows= cols= dtype= act= " "$ridge" explain swiglu_fwd rows=8 colour=red

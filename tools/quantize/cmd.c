@@ -186,13 +186,18 @@ static int dump_summary(const plan *p, const ridge_device *device, double spent)
 bool quantize_report(const plan *p, converter *c)
 {
     const double spent = seconds() - c->start;
+    bool good = true;
 
     progress_end(&c->progress);
     c->progress.quiet = true;
     if (p->o->json)
-        return dump_summary(p, c->device, spent) == 0 && fflush(stdout) == 0;
-    print_summary(p, c->device, spent);
-    return fflush(stdout) == 0;
+        good = dump_summary(p, c->device, spent) == 0;
+    else
+        print_summary(p, c->device, spent);
+    good = fflush(stdout) == 0 && good;
+    if (!good && !quantize_stop)
+        line_print(stderr, "ridge quantize: the summary cannot be printed; nothing was written");
+    return good;
 }
 
 /* Blocks other than Q8_0's are made by ridge_io, which knows the CPU alone. */
