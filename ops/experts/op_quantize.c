@@ -11,7 +11,9 @@
 
 int64_t ridge_ld_groups(int64_t rows, int64_t experts)
 {
-    return (rows + 127 * ridge_min(rows, experts)) / 128 * 128;
+    return rows >= 0 && experts >= 0 && ridge_max(rows, experts) <= INT64_C(1) << 40
+               ? (rows + 127 * ridge_min(rows, experts)) / 128 * 128
+               : 0;
 }
 
 /* The parts of the ops that are one: slots of q, scale, q_t, scale_t and offsets_t are consecutive. */

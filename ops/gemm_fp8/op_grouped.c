@@ -49,11 +49,19 @@ static const ridge_field fields[] = {
     END,
 };
 
+static bool too_large(const ridge_call *call)
+{
+    const uint32_t mode = call->flags & RIDGE_GROUPED;
+    const int64_t m = call->dim[0], n = call->dim[1], k = call->dim[2], groups = call->dim[3];
+
+    return m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || groups > INT32_MAX ||
+           (mode != RIDGE_GROUPED_M && m * groups > INT32_MAX) || (mode != RIDGE_GROUPED_K && n * groups > INT32_MAX);
+}
+
 static const char *rule(const ridge_call *call)
 {
     const uint32_t mode = call->flags & RIDGE_GROUPED, d = call->arg[RIDGE_GEMM_FP8_GROUPED_D].dtype;
     const uint32_t bias = call->arg[RIDGE_GEMM_FP8_GROUPED_BIAS].dtype;
-    const int64_t m = call->dim[0], n = call->dim[1], k = call->dim[2], groups = call->dim[3];
     int pair = 0;
 
     if (mode == RIDGE_GROUPED)
@@ -73,8 +81,7 @@ static const char *rule(const ridge_call *call)
         return "operand d is f16; RIDGE_ACCUMULATE needs bf16 or f32";
     if (bias != RIDGE_NONE && bias != RIDGE_F32 && bias != d)
         return "operand bias has neither dtype f32 nor that of d";
-    if (m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || groups > INT32_MAX ||
-        (mode != RIDGE_GROUPED_M && m * groups > INT32_MAX) || (mode != RIDGE_GROUPED_K && n * groups > INT32_MAX))
+    if (too_large(call))
         return "m, n, k, groups * m and groups * n must be below 2^31";
     return NULL;
 }
@@ -82,7 +89,8 @@ static const char *rule(const ridge_call *call)
 static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
     const uint32_t mode = call->flags & RIDGE_GROUPED;
-    const int64_t n = call->dim[1], k = call->dim[2], groups = call->dim[3];
+    const int64_t n = call->dim[1], k = call->dim[2],
+                  groups = too_large(call) ? 0 : call->dim[3]; /* the rule refuses it */
     const int64_t a_rows = mode == RIDGE_GROUPED_MASKED ? groups * call->dim[0] : call->dim[0];
     const int64_t b_rows = mode == RIDGE_GROUPED_K ? n : groups * n;
     const uint32_t mode_a = call->flags & RIDGE_SCALE, mode_b = (call->flags & RIDGE_SCALE_B) >> 4;

@@ -124,7 +124,8 @@ static const char *split_rule(const ridge_call *call)
 
 static void split_extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
-    const int64_t tokens = call->dim[0], n = call->dim[2], mixes = hc_mixes(call);
+    const bool streams = call->dim[2] <= RIDGE_MAX_HC; /* of more the squares overflow; the rule refuses them */
+    const int64_t tokens = call->dim[0], n = streams ? call->dim[2] : 0, mixes = streams ? hc_mixes(call) : 0;
     const int64_t c[] = {all_cols(call), all_cols(call),    mixes == n ? 1 : 3, mixes,
                          call->dim[1],   call->dim[1] / 32, call->dim[1],       n,
                          n * n,          call->dim[1]};

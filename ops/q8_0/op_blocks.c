@@ -41,7 +41,7 @@ static double q8_0_planes_flops(const ridge_problem *problem)
 
 int64_t ridge_ld_q8_0(int64_t cols)
 {
-    return ridge_round_up(cols, 128);
+    return cols >= 0 && cols <= INT64_C(1) << 40 ? ridge_round_up(cols, 128) : 0;
 }
 
 void ridge_put_q8_0(ridge_call *call, int slot, ridge_tensor tensor, ridge_dtype scale_dtype)

@@ -83,12 +83,12 @@ static bool quantize_plain(const ridge_call *call)
 
 int64_t ridge_ld_fp8(int64_t cols)
 {
-    return ridge_round_up(cols, 16);
+    return cols >= 0 && cols <= INT64_C(1) << 40 ? ridge_round_up(cols, 16) : 0;
 }
 
 int64_t ridge_ld_scale(int64_t rows)
 {
-    return ridge_round_up(rows, 4);
+    return rows >= 0 && rows <= INT64_C(1) << 40 ? ridge_round_up(rows, 4) : 0;
 }
 
 ridge_call ridge_quantize_fp8(int64_t rows, int64_t cols, ridge_tensor x, ridge_tensor q)

@@ -14,7 +14,7 @@ static const char *rule(const ridge_call *call)
 
 static void extent(const ridge_call *call, int arg, int64_t *rows, int64_t *cols)
 {
-    *rows = call->dim[0] * (arg == RIDGE_SUM_X ? call->dim[2] : 1);
+    *rows = rule(call) ? 0 : call->dim[0] * (arg == RIDGE_SUM_X ? call->dim[2] : 1);
     *cols = call->dim[1];
 }
 
