@@ -150,7 +150,14 @@ def encoded(name, text):
 def new_call(op: str, flags: int = 0, options: Optional[dict[str, float]] = None, kernel: Optional[str] = None,
              scaling: Any = None) -> Call:
     """A Call of an op by name, without operands: its builder's, with these flags and options; scaling: {tensor of the
-    builder: SCALING_*}."""
+    builder: SCALING_*}. For ops without a function here: ridge.h describes their operands, ridge._abi has its numbers.
+
+        call, slot = ridge.new_call("block_repack"), _abi.SLOTS["block_repack"]
+        call.dim[:2] = rows, cols  # in the builder's order
+        for name, dtype, array in ("blocks", _abi.U8, blocks), ("tiles", _abi.Q4_0, tiles):
+            call.arg[slot[name]].data, call.arg[slot[name]].dtype = array.ctypes.data, dtype
+        device.run(call)  # others need device.workspace_bytes(call) at an address that is a multiple of 256
+    """
     if op not in A.OPS_BY_NAME:
         raise ArgumentError(f"there is no op {op!r}")
     scaling = dict(scaling or ())

@@ -5,6 +5,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -52,6 +53,17 @@ def test_layout(tmp_path):
     subprocess.run(["cc", "-I", os.path.dirname(HEADER), "-o", tmp_path / "layout", tmp_path / "layout.c"], check=True)
     got = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout.split("\n")
     assert got[:-1] == want
+
+
+def test_new_call_does_what_its_docstring_shows():
+    rows, cols = 32, 64
+    blocks = np.random.default_rng(1).integers(0, 256, (rows, cols // 32 * 18), dtype=np.uint8)
+    tiles, back = np.zeros((2, 2048), dtype=np.uint8), np.zeros_like(blocks)
+    names = {"ridge": ridge, "_abi": _abi, "device": ridge.Device("cpu"), "rows": rows, "cols": cols, "tiles": tiles}
+    shown = textwrap.dedent(ridge.new_call.__doc__.split("\n\n")[1])
+    exec(shown, names | {"blocks": blocks})
+    exec(shown.replace("repack", "unpack"), names | {"blocks": back})
+    assert tiles.any() and (back == blocks).all()
 
 
 def test_calls_are_the_builders():
