@@ -290,10 +290,10 @@ typedef struct ridge_quantize_options {
     int64_t matrices; /**< quantize_fp8_dual: x is so many matrices one below another, each quantised by itself; default 1 */
 } ridge_quantize_options;
 
-/** Row stride of fp8 codes on the fast path: `cols` rounded up to 16. */
+/** Row stride of fp8 codes on the fast path: `cols` rounded up to 16; 0 outside 0 .. 2^40. */
 RIDGE_API int64_t ridge_ld_fp8(int64_t cols);
 
-/** Row stride of a table RIDGE_SCALING_ROW128 on the fast path: `rows` rounded up to 4. */
+/** Row stride of a table RIDGE_SCALING_ROW128 on the fast path: `rows` rounded up to 4; 0 as above. */
 RIDGE_API int64_t ridge_ld_scale(int64_t rows);
 
 /** The codes and scales of x: q is e4m3 or e5m2 with scaling TENSOR, ROW, ROW128 or BLK128. */
@@ -423,7 +423,7 @@ enum { RIDGE_Q8_0_QUANTIZE_X = 0, RIDGE_Q8_0_QUANTIZE_BLOCKS }; /* [rows, cols] 
 /** Operands of q8_0_repack and q8_0_unpack: [rows, cols/32*34] u8; the planes. */
 enum { RIDGE_Q8_0_REPACK_BLOCKS = 0, RIDGE_Q8_0_REPACK_CODES, RIDGE_Q8_0_REPACK_SCALES };
 
-/** Row stride of the plane of codes on the fast path: `cols` rounded up to 128. */
+/** Row stride of the plane of codes on the fast path: `cols` rounded up to 128; 0 outside 0 .. 2^40. */
 RIDGE_API int64_t ridge_ld_q8_0(int64_t cols);
 
 /** Blocks to planes. */
@@ -529,7 +529,7 @@ enum {
  *     blocks   u8 [rows, bytes of a row in the file]
  *     tiles    the format [ceil(rows/16), ridge_block_tile_bytes(format, cols)/16], in elements of 16 bytes
  *
- * Tiles take the space of the blocks, rows rounded up to 16 (and up to 6% more where cols is no multiple of 128); a
+ * Tiles take the space of the blocks, rows rounded up to 16, cols to 128 (an odd number of 128: up to 26 more); a
  * matrix may be cut between tiles. Activations are those of q8_0_matmul: f32 or bf16 [tokens, cols], quantised inside,
  * or i8 codes with f32 scales RIDGE_SCALING_ROW32. Products inside a block of 32 are integers and exact; sums over
  * blocks have one order, that of q8_0_matmul, whose bits RIDGE_Q8_0 has. Contract: exact, batch-invariant. Errors, 0
@@ -1132,6 +1132,7 @@ enum {
  * depends on the ids: a captured graph may be replayed with any. Contract: exact, batch-invariant; x in e4m3: stable,
  * close, batch-invariant. With i8 and in block formats the sum over cols is that of q8_0_matmul and block_matmul. 0 tokens
  * or rows write nothing; 0 cols is a sum of 0. x in e4m3: quantize_fp8 of [tokens, cols], in down of [tokens*slots, cols].
+ * Tiles are those of a block_repack of each expert; where rows is a multiple of 16, of one of all experts*rows rows.
  *
  * @code
  * ridge_tensor gate = ridge_scaled(w, RIDGE_I8, w_scale, RIDGE_SCALING_ROW32); // [experts][rows][cols]
@@ -1139,8 +1140,7 @@ enum {
  * ridge_call then = ridge_moe_down(1, 768, 2048, 128, 8, mid, down, ids, weights, ridge_matrix(y, RIDGE_F32));
  * @endcode
  * @{ */
-/** The most tokens of a call. */
-enum { RIDGE_MOE_MAX_TOKENS = 16 };
+enum { RIDGE_MOE_MAX_TOKENS = 16 }; /**< the most tokens of a call */
 
 /** out of token t and slot s = act(gate x + gate_bias) * (up x + up_bias) of expert ids[t, s], with the options of
  * swiglu_fwd (opt.swiglu); f32, bf16, or i8 codes with scales RIDGE_SCALING_ROW32: q8_0_quantize_rows of the f32 result.
@@ -1203,8 +1203,8 @@ enum {
  * ridge_call then = ridge_moe_permute_quantize(tokens, 8, cols, 128, x, rows, offsets, q, q_t, offsets_t);
  * @endcode
  * @{ */
-/** The most columns of a transposed copy with `experts` groups: rows + 127 * experts, or fewer, down to a multiple of 128.
- */
+/** The most columns of a transposed copy with `experts` groups: rows + 127 * experts, or fewer, down to a multiple of 128;
+ * 0 where one of them is outside 0 .. 2^40. */
 RIDGE_API int64_t ridge_ld_groups(int64_t rows, int64_t experts);
 
 /** Sorts the pairs by ids. rows[i] is the pair of row i, -1 from offsets[experts] on; place, its inverse, the row of each

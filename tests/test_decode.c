@@ -99,6 +99,29 @@ static void forms(const ridge_device *device)
     }
 }
 
+/* What the header says of tiles: their size, and that matrices of 16 n rows below one another are repacked in one call.
+ */
+static void tile_layout(const ridge_device *device)
+{
+    static _Alignas(16) uint8_t one[2 * 16 * (RAW + 64)], parts[sizeof one];
+    const int64_t tile = ridge_block_tile_bytes(RIDGE_Q8_0, COLS);
+
+    for (int64_t cols = 32; cols <= 4096; cols += 32) {
+        const int64_t most = (cols + 127) / 128 * 128 + 26;
+
+        assert_in_range(ridge_block_tile_bytes(RIDGE_Q4_0, cols), cols / 2 * 18, most / 2 * 18);
+        assert_in_range(ridge_block_tile_bytes(RIDGE_Q4_1, cols), cols / 2 * 20, most / 2 * 20);
+        assert_in_range(ridge_block_tile_bytes(RIDGE_Q8_0, cols), cols / 2 * 34, most / 2 * 34);
+        assert_in_range(ridge_block_tile_bytes(RIDGE_MXFP4, cols), cols / 2 * 17, most / 2 * 17);
+    }
+    assert_true((size_t)(2 * tile) <= sizeof one);
+    run(device, ridge_block_repack(32, COLS, d.raw[0], ridge_matrix(one, RIDGE_Q8_0)));
+    for (int i = 0; i < 2; i++)
+        run(device,
+            ridge_block_repack(16, COLS, d.raw[0] + (size_t)i * 16 * RAW, ridge_matrix(parts + i * tile, RIDGE_Q8_0)));
+    assert_memory_equal(one, parts, (size_t)(2 * tile));
+}
+
 /* block_matmul of the same blocks in tiles; its fused forms, with biases, give the bits of their parts. */
 static void tiles(const ridge_device *device)
 {
@@ -242,6 +265,7 @@ static void on_level(const char *spec)
     fill(device);
     forms(device);
     pair(device);
+    tile_layout(device);
     tiles(device);
     gate_up(device);
     expand(device);
