@@ -259,26 +259,37 @@ static ridge_status cuda_sync(const ridge_device *, void *stream)
 
 /* ----------------------------------------------------------------------------------------------- graphs and events */
 
+static ridge_status cuda_order_graph(const ridge_device *device, void *graph)
+{
+    const cudaError_t pending = cudaPeekAtLastError(), error = order_edges((cudaGraph_t)graph);
+
+    if (error == cudaSuccess)
+        return RIDGE_OK;
+    host_forget(pending);
+    return ridge_cuda_fail(device, (int)error, "ridge_order_graph: the edges of the graph");
+}
+
 static ridge_status cuda_graph_begin(const ridge_device *, void *stream)
 {
     TRY(cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal), "graph capture");
     return RIDGE_OK;
 }
 
-static ridge_status cuda_graph_end(const ridge_device *, void *stream, void **graph)
+static ridge_status cuda_graph_end(const ridge_device *device, void *stream, void **graph)
 {
-    const char *what = "the edges of a captured graph";
     cudaGraph_t captured = NULL;
+    ridge_status status;
     cudaError_t error;
 
     TRY(cudaStreamEndCapture((cudaStream_t)stream, &captured), "graph capture");
-    error = order_edges(captured);
-    if (error == cudaSuccess) {
-        what = "cudaGraphInstantiate";
+    status = cuda_order_graph(device, captured);
+    if (!status) {
         error = cudaGraphInstantiate((cudaGraphExec_t *)graph, captured, 0);
+        if (error != cudaSuccess)
+            status = ridge_cuda_fail(NULL, (int)error, "cudaGraphInstantiate");
     }
     cudaGraphDestroy(captured);
-    return error == cudaSuccess ? RIDGE_OK : ridge_cuda_fail(NULL, (int)error, what);
+    return status;
 }
 
 static ridge_status cuda_graph_launch(const ridge_device *, void *graph, void *stream)
@@ -511,9 +522,9 @@ static ridge_status cuda_exact(const ridge_device *device, int function, uint32_
 }
 
 extern "C" const ridge_backend ridge_cuda_backend = {
-    "cuda",           cuda_count,   cuda_open,        cuda_enter,       cuda_leave,        nullptr,
-    cuda_alloc,       cuda_release, cuda_upload,      cuda_download,    cuda_copy,         cuda_stream_new,
-    cuda_stream_free, cuda_sync,    cuda_graph_begin, cuda_graph_end,   cuda_graph_launch, cuda_graph_free,
-    cuda_mark,        cuda_elapsed, READ_VARIANTS,    cuda_stream_read, COPY_VARIANTS,     cuda_stream_copy,
-    cuda_empty,       cuda_exact,   cuda_write_late,  cuda_noise,
+    "cuda",           cuda_count,       cuda_open,    cuda_enter,       cuda_leave,       nullptr,
+    cuda_order_graph, cuda_alloc,       cuda_release, cuda_upload,      cuda_download,    cuda_copy,
+    cuda_stream_new,  cuda_stream_free, cuda_sync,    cuda_graph_begin, cuda_graph_end,   cuda_graph_launch,
+    cuda_graph_free,  cuda_mark,        cuda_elapsed, READ_VARIANTS,    cuda_stream_read, COPY_VARIANTS,
+    cuda_stream_copy, cuda_empty,       cuda_exact,   cuda_write_late,  cuda_noise,
 };

@@ -1,4 +1,4 @@
-/* graph.cuh: order_edges, which device.cu calls before it instantiates a captured graph. */
+/* graph.cuh: order_edges: ridge_order_graph, and what device.cu does to the graphs that it captures. */
 #ifndef RIDGE_CUDA_GRAPH_CUH
 #define RIDGE_CUDA_GRAPH_CUH
 
@@ -6,49 +6,164 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#if CUDART_VERSION >= 13000
+#if CUDART_VERSION >= 12030
+#if CUDART_VERSION < 13000 /* their names before CUDA 13 */
+#define cudaGraphGetEdges cudaGraphGetEdges_v2
+#define cudaGraphAddDependencies cudaGraphAddDependencies_v2
+#define cudaGraphRemoveDependencies cudaGraphRemoveDependencies_v2
+#endif
+
+typedef struct graph_node {
+    cudaGraphNode_t handle;
+    size_t number; /* in the order of capture */
+} graph_node;
+
+typedef struct graph_edge {
+    size_t from, to; /* numbers */
+    cudaGraphEdgeData data;
+} graph_edge;
+
 typedef struct graph_edges {
-    cudaGraphNode_t *node, *from, *to;
+    cudaGraphNode_t *node, *from, *to; /* as CUDA tells them; from, to and data then hold the edges that change: */
     cudaGraphEdgeData *data;
-    size_t nodes, edges;
-    uint8_t *before; /* [node][node]: is an ancestor */
+    size_t nodes, edges, full, implied; /* those that become full ones first, those that go last */
+    graph_node *by_handle;
+    graph_edge *edge; /* by `to`; those of node n are edge[first[n]] .. edge[first[n + 1] - 1] */
+    size_t *first, *mark, *stack;
+    bool sorted; /* edges lead to later nodes, as captured ones do */
 } graph_edges;
 
-static size_t number_of(const graph_edges *g, cudaGraphNode_t node)
+static int compare_handles(const void *a, const void *b)
 {
-    size_t i = 0;
+    const uintptr_t x = (uintptr_t)((const graph_node *)a)->handle, y = (uintptr_t)((const graph_node *)b)->handle;
 
-    while (i < g->nodes && g->node[i] != node)
-        i++;
-    return i;
+    return x < y ? -1 : x > y;
 }
 
-/* Of the programmatic edges into a node, in[0 .. count): removes those that others imply; but for the one from the node
- * that was captured last, the rest become full ones. */
-static cudaError_t order_join(cudaGraph_t graph, const graph_edges *g, size_t *in, int count)
+static int compare_ends(const void *a, const void *b)
 {
-    size_t last = 0;
+    const size_t x = ((const graph_edge *)a)->to, y = ((const graph_edge *)b)->to;
+
+    return x < y ? -1 : x > y;
+}
+
+static size_t number_of(const graph_edges *g, cudaGraphNode_t handle)
+{
+    const graph_node key = {handle, 0};
+
+    return ((const graph_node *)bsearch(&key, g->by_handle, g->nodes, sizeof key, compare_handles))->number;
+}
+
+static cudaError_t read_edges(cudaGraph_t graph, graph_edges *g)
+{
+    cudaError_t error;
+
+    g->node = (cudaGraphNode_t *)malloc(g->nodes * sizeof *g->node);
+    g->from = (cudaGraphNode_t *)malloc(g->edges * sizeof *g->from);
+    g->to = (cudaGraphNode_t *)malloc(g->edges * sizeof *g->to);
+    g->data = (cudaGraphEdgeData *)malloc(g->edges * sizeof *g->data);
+    g->by_handle = (graph_node *)malloc(g->nodes * sizeof *g->by_handle);
+    g->edge = (graph_edge *)malloc(g->edges * sizeof *g->edge);
+    g->first = (size_t *)calloc(g->nodes + 1, sizeof *g->first);
+    g->mark = (size_t *)calloc(g->nodes, sizeof *g->mark);
+    g->stack = (size_t *)malloc(g->nodes * sizeof *g->stack);
+    if (!g->node || !g->from || !g->to || !g->data || !g->by_handle || !g->edge || !g->first || !g->mark || !g->stack)
+        return cudaErrorMemoryAllocation;
+    error = cudaGraphGetNodes(graph, g->node, &g->nodes);
+    if (!error)
+        error = cudaGraphGetEdges(graph, g->from, g->to, g->data, &g->edges);
+    if (error)
+        return error;
+    for (size_t n = 0; n < g->nodes; n++) {
+        g->by_handle[n].handle = g->node[n];
+        g->by_handle[n].number = n;
+    }
+    qsort(g->by_handle, g->nodes, sizeof *g->by_handle, compare_handles);
+    g->sorted = true;
+    for (size_t e = 0; e < g->edges; e++) {
+        g->edge[e].from = number_of(g, g->from[e]);
+        g->edge[e].to = number_of(g, g->to[e]);
+        g->edge[e].data = g->data[e];
+        g->first[g->edge[e].to + 1]++;
+        g->sorted &= g->edge[e].from < g->edge[e].to;
+    }
+    for (size_t n = 0; n < g->nodes; n++)
+        g->first[n + 1] += g->first[n];
+    qsort(g->edge, g->edges, sizeof *g->edge, compare_ends);
+    return cudaSuccess;
+}
+
+/* Behind such an edge a kernel may start before its predecessor has ended. */
+static bool starts_early(const graph_edge *edge)
+{
+    return edge->data.type == cudaGraphDependencyTypeProgrammatic &&
+           edge->data.from_port == cudaGraphKernelNodePortProgrammatic;
+}
+
+/* Marks the predecessors of `node` from number `low` on, and puts those that are new on the stack. An edge from the
+ * start of a kernel (cudaGraphKernelNodePortLaunchCompletion) says nothing of its end. */
+static size_t mark_before(graph_edges *g, size_t node, size_t low, size_t stamp, size_t depth)
+{
+    for (size_t e = g->first[node]; e < g->first[node + 1]; e++) {
+        const size_t from = g->edge[e].from;
+
+        if (from < low || g->mark[from] == stamp ||
+            g->edge[e].data.from_port == cudaGraphKernelNodePortLaunchCompletion)
+            continue;
+        g->mark[from] = stamp;
+        g->stack[depth++] = from;
+    }
+    return depth;
+}
+
+/* Lists what changes of the edges into `node`: those from a node before another predecessor are implied; of the other
+ * programmatic ones that of the last predecessor stays as it is. */
+static void order_join(graph_edges *g, size_t node)
+{
+    const graph_edge *const begin = g->edge + g->first[node], *const end = g->edge + g->first[node + 1];
+    const size_t stamp = node + 1;
+    size_t low = g->nodes, last = 0, depth = 0;
+    int early = 0;
+
+    for (const graph_edge *e = begin; e < end; e++)
+        if (starts_early(e)) {
+            low = e->from < low ? e->from : low;
+            early++;
+        }
+    if (early < 2)
+        return;
+    low = g->sorted ? low : 0;
+    for (const graph_edge *e = begin; e < end; e++)
+        depth = mark_before(g, e->from, low, stamp, depth);
+    while (depth)
+        depth = mark_before(g, g->stack[depth - 1], low, stamp, depth - 1);
+    for (const graph_edge *e = begin; e < end; e++)
+        if (starts_early(e) && g->mark[e->from] != stamp)
+            last = e->from > last ? e->from : last;
+    for (const graph_edge *e = begin; e < end; e++) {
+        const bool implied = g->mark[e->from] == stamp;
+        size_t at;
+
+        if (!starts_early(e) || (!implied && e->from == last))
+            continue;
+        at = implied ? g->edges - ++g->implied : g->full++;
+        g->from[at] = g->node[e->from];
+        g->to[at] = g->node[e->to];
+        g->data[at] = e->data;
+    }
+}
+
+static cudaError_t change_edges(cudaGraph_t graph, const graph_edges *g)
+{
+    const size_t at = g->edges - g->implied;
     cudaError_t error = cudaSuccess;
 
-    for (int i = 0; i < count; i++) {
-        const size_t from = number_of(g, g->from[in[i]]);
-
-        last = from > last ? from : last;
-    }
-    for (int i = 0; i < count && !error; i++) {
-        cudaGraphNode_t *const from = &g->from[in[i]], *const to = &g->to[in[i]];
-        const size_t own = number_of(g, *from);
-        const cudaGraphEdgeData full = {};
-        bool implied = false;
-
-        if (own == last)
-            continue;
-        for (int k = 0; k < count; k++)
-            implied |= g->before[number_of(g, g->from[in[k]]) * g->nodes + own];
-        error = cudaGraphRemoveDependencies(graph, from, to, &g->data[in[i]], 1);
-        if (!error && !implied)
-            error = cudaGraphAddDependencies(graph, from, to, &full, 1);
-    }
+    if (g->implied)
+        error = cudaGraphRemoveDependencies(graph, g->from + at, g->to + at, g->data + at, g->implied);
+    if (!error && g->full)
+        error = cudaGraphRemoveDependencies(graph, g->from, g->to, g->data, g->full);
+    if (!error && g->full)
+        error = cudaGraphAddDependencies(graph, g->from, g->to, NULL, g->full);
     return error;
 }
 
@@ -57,53 +172,32 @@ static cudaError_t order_join(cudaGraph_t graph, const graph_edges *g, size_t *i
  * that others imply go. A token of DeepSeek-V4-Flash: see docs/lessons.md. */
 static cudaError_t order_edges(cudaGraph_t graph)
 {
-    enum { MOST = 16 };
     graph_edges g = {};
     cudaError_t error = cudaGraphGetNodes(graph, NULL, &g.nodes);
 
     if (error || g.nodes < 3) /* too few for a join; an empty graph has no edges to ask for */
         return error;
     error = cudaGraphGetEdges(graph, NULL, NULL, NULL, &g.edges);
-    if (error || g.edges < g.nodes) /* chains */
+    if (error || g.edges < 2)
         return error;
-    g.node = (cudaGraphNode_t *)malloc(g.nodes * sizeof *g.node);
-    g.from = (cudaGraphNode_t *)malloc(g.edges * sizeof *g.from);
-    g.to = (cudaGraphNode_t *)malloc(g.edges * sizeof *g.to);
-    g.data = (cudaGraphEdgeData *)malloc(g.edges * sizeof *g.data);
-    g.before = (uint8_t *)calloc(g.nodes, g.nodes);
-    if (!g.node || !g.from || !g.to || !g.data || !g.before)
-        error = cudaErrorMemoryAllocation;
+    error = read_edges(graph, &g);
+    for (size_t n = 0; n < g.nodes && !error; n++)
+        order_join(&g, n);
     if (!error)
-        error = cudaGraphGetNodes(graph, g.node, &g.nodes);
-    if (!error)
-        error = cudaGraphGetEdges(graph, g.from, g.to, g.data, &g.edges);
-    for (size_t n = 0; n < g.nodes && !error; n++) { /* as captured: edges lead to later nodes */
-        size_t in[MOST];                             /* further ones stay as they are */
-        int count = 0;
-
-        for (size_t e = 0; e < g.edges; e++) {
-            const size_t from = g.to[e] == g.node[n] ? number_of(&g, g.from[e]) : n;
-
-            if (from < n) {
-                if (g.data[e].type == cudaGraphDependencyTypeProgrammatic && count < MOST)
-                    in[count++] = e;
-                g.before[n * g.nodes + from] = 1;
-                for (size_t k = 0; k < from; k++)
-                    g.before[n * g.nodes + k] |= g.before[from * g.nodes + k];
-            }
-        }
-        if (count > 1)
-            error = order_join(graph, &g, in, count);
-    }
+        error = change_edges(graph, &g);
     free(g.node);
     free(g.from);
     free(g.to);
     free(g.data);
-    free(g.before);
+    free(g.by_handle);
+    free(g.edge);
+    free(g.first);
+    free(g.mark);
+    free(g.stack);
     return error;
 }
 #else
-static cudaError_t order_edges(cudaGraph_t)
+static cudaError_t order_edges(cudaGraph_t) /* edges have no kinds before CUDA 12.3 */
 {
     return cudaSuccess;
 }

@@ -104,6 +104,18 @@ RIDGE_API RIDGE_CHECKED ridge_status ridge_run(const ridge_device *device, const
 RIDGE_API RIDGE_CHECKED ridge_status ridge_together(const ridge_device *device, ridge_status (*body)(void *data),
                                                     void *data);
 
+/** Makes kernels behind a join of a captured CUDA graph start early. `graph` is a cudaGraph_t (CUgraph) that the
+ * program has captured and not instantiated yet; no other thread may use it meanwhile. Of several programmatic edges
+ * into a kernel CUDA lets one alone start it early, and of captured ones not the one from its own stream. So the edge
+ * from the node that was captured last stays, those that a path of other edges implies go, and the rest become full
+ * ones: the order of the kernels and the bits of their results stay as they were. Other kernels than ridge's that start
+ * early in this graph must wait (griddepcontrol.wait), as CUDA demands. Without such joins a graph stays as it is; so
+ * do all graphs on GPUs before Hopper and those of a library that was built with CUDA before 12.3. Child graphs are
+ * graphs of their own. A second call changes nothing. It takes host memory and time by nodes and edges: 5000 kernels a
+ * few milliseconds. Errors: RIDGE_ERR_ARG (a pointer is NULL), RIDGE_ERR_UNSUPPORTED (the CPU and models have no
+ * graphs), RIDGE_ERR_DEVICE, after which the graph must be captured anew. */
+RIDGE_API RIDGE_CHECKED ridge_status ridge_order_graph(const ridge_device *device, void *graph);
+
 /** The workspace, in bytes, of the kernel that an unlimited workspace would pick; 0 on error. A smaller one is legal
  * where another kernel can run. Errors, of ridge_pick too: as ridge_run's. */
 RIDGE_API RIDGE_CHECKED ridge_status ridge_workspace_bytes(const ridge_device *device, const ridge_call *call,

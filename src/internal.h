@@ -288,7 +288,8 @@ struct ridge_device {
 };
 
 /* What differs between the CPU and CUDA besides kernels. The driver allocates, copies and times through it; the library
- * itself uses only `count`, `open`, `enter`, `leave` and `together`. Functions return RIDGE_OK or set ridge_error(). */
+ * itself uses only `count`, `open`, `enter`, `leave`, `together` and `order_graph`. Functions return RIDGE_OK or set
+ * ridge_error(). */
 struct ridge_backend {
     const char *name;
     int (*count)(char *why_none, size_t size); /* devices; if 0, why_none says why */
@@ -299,6 +300,7 @@ struct ridge_backend {
     void (*leave)(const ridge_device *device, bool entered);
     /* ridge_together; NULL where it only calls body (CUDA). */
     ridge_status (*together)(ridge_status (*body)(void *data), void *data);
+    ridge_status (*order_graph)(const ridge_device *device, void *graph); /* ridge_order_graph; NULL: no graphs */
     ridge_status (*alloc)(const ridge_device *device, size_t bytes, void **memory);
     void (*release)(const ridge_device *device, void *memory);
     ridge_status (*upload)(const ridge_device *device, void *to, const void *from, size_t bytes);

@@ -228,6 +228,23 @@ ridge_status ridge_together(const ridge_device *device, ridge_status (*body)(voi
     return device->backend && device->backend->together ? device->backend->together(body, data) : body(data);
 }
 
+ridge_status ridge_order_graph(const ridge_device *device, void *graph)
+{
+    ridge_status status;
+    bool entered;
+
+    if (!device || !graph)
+        return ridge_fail(RIDGE_ERR_ARG, "ridge_order_graph: %s is NULL", device ? "graph" : "device");
+    if (!device->backend || !device->backend->order_graph)
+        return ridge_fail(RIDGE_ERR_UNSUPPORTED, "ridge_order_graph: device %s has no CUDA graphs", device->name);
+    status = device->backend->enter(device, &entered);
+    if (status)
+        return status;
+    status = device->backend->order_graph(device, graph);
+    device->backend->leave(device, entered);
+    return status;
+}
+
 /* The row for a call, and the workspace that it needs. */
 static ridge_status pick(const ridge_device *device, const ridge_call *call, size_t bytes, const ridge_kernel **kernel,
                          size_t *need)

@@ -28,25 +28,12 @@ static ridge_call small(void)
 
 TEST(opening)
 {
-    static const char *const wrong[] = {"tpu",
-                                        "cpu:",
-                                        "cpu:neon",
-                                        "cuda:",
-                                        "cuda:x",
-                                        "cuda:999999",
-                                        "model:",
-                                        "model:sm99",
-                                        "cuda:99",
-                                        "cpu/1",
-                                        "model:sm90/",
-                                        "model:sm90/0",
-                                        "model:sm90/133",
-                                        "model:sm90/x",
-                                        "/1",
-                                        "model:sm9/9",
-                                        "model:sm90/-1",
-                                        "model:sm90/1/1",
-                                        "model:sm90/999999"};
+    /* clang-format off */
+    static const char *const wrong[] = {
+        "tpu", "cpu:", "cpu:neon", "cuda:", "cuda:x", "cuda:999999", "model:", "model:sm99", "cuda:99", "cpu/1",
+        "model:sm90/", "model:sm90/0", "model:sm90/133", "model:sm90/x", "/1", "model:sm9/9", "model:sm90/-1",
+        "model:sm90/1/1", "model:sm90/999999"};
+    /* clang-format on */
     ridge_device *device = (void *)1;
 
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
@@ -144,6 +131,25 @@ TEST(model_launches_nothing)
     assert_int_equal(ridge_pick(device, &call, 0, &kernel), RIDGE_OK);
     assert_non_null(kernel);
     ridge_close(device);
+}
+
+/* Of a CPU and a model; tests/cuda_graph.c has a GPU's. */
+TEST(devices_without_graphs)
+{
+    static const char *const spec[] = {"cpu", "model:sm90"};
+    ridge_device *device;
+
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(ridge_open(spec[i], &device), RIDGE_OK);
+        assert_int_equal(ridge_order_graph(device, &device), RIDGE_ERR_UNSUPPORTED);
+        assert_non_null(strstr(ridge_error(), "ridge_order_graph: device "));
+        assert_non_null(strstr(ridge_error(), " has no CUDA graphs"));
+        assert_int_equal(ridge_order_graph(device, NULL), RIDGE_ERR_ARG);
+        assert_string_equal(ridge_error(), "ridge_order_graph: graph is NULL");
+        ridge_close(device);
+    }
+    assert_int_equal(ridge_order_graph(NULL, &device), RIDGE_ERR_ARG);
+    assert_string_equal(ridge_error(), "ridge_order_graph: device is NULL");
 }
 
 TEST(pins)
@@ -573,6 +579,7 @@ int main(void)
         cmocka_unit_test(scale_tables),
         cmocka_unit_test(fp8_codes),
         cmocka_unit_test(model_launches_nothing),
+        cmocka_unit_test(devices_without_graphs),
         cmocka_unit_test(pins),
         cmocka_unit_test(decimal_comma),
         cmocka_unit_test(sample_of_equal_logits),

@@ -134,6 +134,7 @@ _lib.ridge_workspace_bytes.argtypes = [C.c_void_p, C.c_void_p, C.POINTER(C.c_siz
 _lib.ridge_pick.argtypes = [C.c_void_p, C.c_void_p, C.c_size_t, C.POINTER(C.c_char_p)]
 _lib.ridge_explain.argtypes = [C.c_void_p, C.c_void_p, C.c_char_p, C.c_size_t, C.POINTER(C.c_size_t)]
 _lib.ridge_device_query.argtypes = [C.c_void_p, C.c_void_p]
+_lib.ridge_order_graph.argtypes = [C.c_void_p, C.c_void_p]
 _run = _lib.ridge_run
 
 
@@ -276,6 +277,11 @@ class Device:
     def run(self, call: Call, workspace: Optional[int] = None, workspace_bytes: int = 0, stream: Optional[int] = None) -> None:
         """Launches a call; workspace and stream are addresses. What the operands point to stays the caller's."""
         check(_run(self.handle, C.addressof(call), workspace, workspace_bytes, stream))
+
+    def order_graph(self, graph: int) -> None:
+        """Lets kernels behind the joins of a captured CUDA graph start early; graph is the address of the cudaGraph_t, not
+        yet instantiated: raw_cuda_graph() of a torch.cuda.CUDAGraph(keep_graph=True). ridge_order_graph of ridge.h says more."""
+        check(_lib.ridge_order_graph(self.handle, graph))
 
 
 _devices = {}

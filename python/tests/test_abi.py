@@ -145,6 +145,14 @@ def test_model_device_answers_and_does_not_run():
         model.run(call)
 
 
+def test_graphs_need_a_gpu():
+    for spec in "cpu", "model:sm90":
+        with pytest.raises(ridge.UnsupportedError, match="ridge_order_graph: device .* has no CUDA graphs"):
+            ridge.Device(spec).order_graph(4096)
+    with pytest.raises(ridge.ArgumentError, match="graph is NULL"):
+        ridge.Device("cpu").order_graph(0)
+
+
 def test_threads_do_not_share_a_struct():
     """More threads than structs: every result is its own."""
     inputs = [np.full((8, 512), i, np.float32) for i in range(8)]

@@ -292,6 +292,30 @@ def test_cuda_graph(device, needs):
         assert torch.equal(g, w)
 
 
+def test_order_graph(device):
+    """Two branches and their join: the same bits as one kernel after the other, with the graph's edges in order."""
+    cuda_only(device)
+    x, side = torch.randn(64, 256, device=device), torch.cuda.Stream()
+
+    def work(branch):
+        a = R.swiglu(x, x)
+        branch.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(branch):
+            b = R.swiglu(a, x)
+        c = R.swiglu(x, a)
+        torch.cuda.current_stream().wait_stream(branch)
+        return R.swiglu(b, c)
+
+    want = work(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        got = work(side)
+    ridge.Device("cuda").order_graph(graph.raw_cuda_graph())
+    graph.instantiate()
+    graph.replay()
+    assert torch.equal(got, want)
+
+
 def test_streams(device):
     cuda_only(device)
     a, b = (torch.randn(2048, 4096, device=device, dtype=torch.bfloat16) for _ in range(2))
