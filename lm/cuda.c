@@ -45,6 +45,7 @@ typedef struct cuda_state {
     void *library, *context, *stream, *mark[2];
     void *to_device, *to_host, *sent, *done; /* streams of copies beside `stream`, events */
     void *branch[RIDGE_LM_MAX_SESSIONS], *forked, *joined[RIDGE_LM_MAX_SESSIONS]; /* streams, events */
+    const ridge_device *device;
     int ordinal;
 } cuda_state;
 
@@ -160,6 +161,7 @@ static ridge_status start(const ridge_device *device, void **state)
     if (!s)
         return lm_fail(RIDGE_ERR_DEVICE, "no memory for a device");
     status = lm_ridge_failed(ridge_device_query(device, &info));
+    s->device = device;
     s->ordinal = info.ordinal;
     if (!status)
         status = look_up(s);
@@ -372,15 +374,21 @@ static ridge_status graph_end(void *state, void **graph)
 {
     cuda_state *s = state;
     void *captured = NULL;
+    ridge_status status;
     int error;
 
     *graph = NULL;
     WITH_CONTEXT(s, error, s->f.end_capture(s->stream, &captured));
-    if (!error)
+    status = failed(s, error, "a graph");
+    if (!status)
+        status = lm_ridge_failed(ridge_order_graph(s->device, captured));
+    if (!status) {
         WITH_CONTEXT(s, error, s->f.instantiate(graph, captured, 0));
+        status = failed(s, error, "a graph");
+    }
     if (captured)
         s->f.graph_destroy(captured);
-    return failed(s, error, "a graph");
+    return status;
 }
 
 static ridge_status graph_launch(void *state, void *graph)
