@@ -116,8 +116,15 @@ static ridge_status prepare(const ridge_device *device)
                         "q8_0_matmul: loading kernels");
 }
 
-/* Lays out `budget` bytes of shared memory; the stages take what the rest leaves. False if that is less than two. */
-static bool lay_out(q8_0_tma_args *a, int subs, int tokens, bool raw, int64_t budget, uint32_t *bytes)
+/* Of the CTAs that have most. */
+static int steps_of(const q8_0_tma_args *a, int units)
+{
+    return (int)ridge_ceil_div(a->tiles, a->tiles < units ? a->tiles : units) * a->k_steps;
+}
+
+/* Lays out `budget` bytes of shared memory; the stages take what the rest leaves, but are no more than a CTA's `steps`:
+ * what is left lets a CTA of the next kernel in beside this one. False if there is room for less than two. */
+static bool lay_out(q8_0_tma_args *a, int subs, int tokens, bool raw, int64_t budget, int steps, uint32_t *bytes)
 {
     const int64_t codes = subs * (raw ? RAW_BYTES : CODE_BYTES), scales = raw ? 0 : subs * SCALE_BYTES;
     const int one = a->tokens == 1, max_shift = one ? 3 : 5; /* a box of x has at most 256 scales or lines */
@@ -126,6 +133,7 @@ static bool lay_out(q8_0_tma_args *a, int subs, int tokens, bool raw, int64_t bu
     const int64_t sums = SUM_BUFFERS * SUMS_BYTES(subs, tokens);
     const int64_t factors = a->p.op == RIDGE_Q8_0_MATMUL_HC_EXPAND ? 4 * HC_FACTORS * a->tokens : 0;
     const int64_t available = budget - sums - factors - BAR_BYTES - 2048; /* for alignment */
+    const int most = steps < 2 ? 2 : steps < MAX_STAGES ? steps : MAX_STAGES;
     uint32_t slots;
 
     a->x_scales_slot = (int)x_scales;
@@ -140,7 +148,7 @@ static bool lay_out(q8_0_tma_args *a, int subs, int tokens, bool raw, int64_t bu
         a->stages = (int)(available / (codes + scales + x + x_scales));
         a->x_shift = 0;
     }
-    a->stages = a->stages > MAX_STAGES ? MAX_STAGES : a->stages;
+    a->stages = a->stages > most ? most : a->stages;
     slots = a->x_resident ? slots : (uint32_t)a->stages;
     a->off_x = (uint32_t)ridge_round_up(a->stages * codes, 1024);
     a->off_scales = a->off_x + slots * (uint32_t)x;
@@ -188,7 +196,7 @@ static_assert((int)RAW_BYTES == (int)CODE_BYTES + (int)SCALE_BYTES, "a stage has
 static void set_pace(q8_0_tma_args *a, int units, int subs, bool half, bool weights_const)
 {
     const int grid = a->tiles < units ? a->tiles : units, stage = subs * (CODE_BYTES + SCALE_BYTES);
-    const int steps = (a->tiles + grid - 1) / grid * a->k_steps; /* of a CTA */
+    const int steps = steps_of(a, units);
 
     a->cta_tiles = a->tiles / grid;
     a->extra_tiles = a->tiles % grid;
@@ -233,7 +241,7 @@ static ridge_status launch(const ridge_device *device, const ridge_kernel *kerne
     if (!a.tiles)
         return RIDGE_OK;
     if (((uintptr_t)a.p.x_scales | (uintptr_t)(a.p.x_ld * 4)) % 16 || (!raw && !q8_0_scales_aligned(&a.p, 16)) ||
-        !lay_out(&a, subs, tokens, raw, kernel->param[1] * 1024, &bytes))
+        !lay_out(&a, subs, tokens, raw, kernel->param[1] * 1024, steps_of(&a, device->units), &bytes))
         return q8_0_launch_dp4a(device, kernel, bound, workspace, size, stream);
     set_pace(&a, device->units, subs, kernel->param[1] < 200, a.p.weights_const);
     a.x_dtype = (int)RIDGE_I8;
