@@ -64,7 +64,7 @@ typedef struct token {
     hc head;
     planes output;
     /* What a token has. */
-    float *start, *res[2], *post, *comb, *floats, *normed, *q, *kv, *heads, *low, *route, *weights, *routed, *mid,
+    float *start, *res[2], *post, *comb, *floats, *normed, *q, *kv, *heads, *low, *route, *weights, *shared, *mid,
         *logits, *ones, *aside_scales;
     double *freqs;
     int32_t *ids, *pos, *zero;
@@ -137,7 +137,7 @@ static void place_buffers(token *t)
     t->low = take_floats(t, LOW);
     t->route = take_floats(t, EXPERTS);
     t->weights = take_floats(t, SLOTS);
-    t->routed = take_floats(t, HIDDEN);
+    t->shared = take_floats(t, HIDDEN);
     t->mid = take_floats(t, FFN);
     t->logits = take_floats(t, VOCAB);
     t->ids = take(t, SLOTS * sizeof *t->ids);
@@ -329,6 +329,8 @@ static void add_ffn(token *t, const layer *l)
     call.opt.swiglu.limit = 10;
     t->aside[t->calls] = 1;
     add(t, "shared gate and up", call);
+    t->aside[t->calls] = 1;
+    add(t, "shared down", ridge_q8_0_matmul(1, FFN, HIDDEN, f32(t->mid), q8_0(&l->down), f32(t->shared)));
     add_factors(t, &l->ffn, t->res[1], 2);
     call = ridge_moe_down(1, HIDDEN, EXPERTS, 1, 1, f32(t->floats), ridge_matrix(l->router, RIDGE_BF16), t->zero,
                           t->ones, f32(t->route)); /* the matrix of an only expert */
@@ -342,15 +344,16 @@ static void add_ffn(token *t, const layer *l)
     call = ridge_moe_gate_up_swiglu(1, HIDDEN, FFN, EXPERTS, SLOTS, x, ridge_matrix(l->routed[0], t->experts[0]),
                                     ridge_matrix(l->routed[1], t->experts[0]), t->ids, mid);
     call.opt.swiglu.limit = 10;
-    t->joins[t->calls] = 1u << 1 | 1u << 2;
     add(t, "experts' gate and up", call);
-    add(t, "experts' down",
-        ridge_moe_down(1, FFN, HIDDEN, EXPERTS, SLOTS, mid, ridge_matrix(l->routed[2], t->experts[1]), t->ids,
-                       t->weights, f32(t->routed)));
-    call = ridge_q8_0_matmul_hc_expand(1, FFN, HIDDEN, STREAMS, f32(t->mid), q8_0(&l->down), t->post, t->comb,
-                                       t->res[1], t->res[0]);
-    ridge_set(&call, RIDGE_Q8_0_MATMUL_HC_EXPAND_ADD, RIDGE_F32, t->routed, 0);
-    add(t, "shared down, expand", call);
+    call = ridge_moe_down(1, FFN, HIDDEN, EXPERTS, SLOTS, mid, ridge_matrix(l->routed[2], t->experts[1]), t->ids,
+                          t->weights, f32(t->res[0]));
+    call.opt.moe_down.n_hc = STREAMS;
+    ridge_set(&call, RIDGE_MOE_DOWN_SHARED, RIDGE_F32, t->shared, 0);
+    ridge_set(&call, RIDGE_MOE_DOWN_POST, RIDGE_F32, t->post, 0);
+    ridge_set(&call, RIDGE_MOE_DOWN_COMB, RIDGE_F32, t->comb, 0);
+    ridge_set(&call, RIDGE_MOE_DOWN_RES, RIDGE_F32, t->res[1], 0);
+    t->joins[t->calls] = 1u << 1 | 1u << 2;
+    add(t, "experts' down, expand", call);
 }
 
 static void add_calls(token *t)
