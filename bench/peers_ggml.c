@@ -1,18 +1,21 @@
 /* peers_ggml.c: the products of ggml (llama.cpp) on its CUDA or CPU backend, as records (bench/records) of the problems
  * that ridge has: q8_0_matmul, block_matmul, moe_gate_up_swiglu and moe_down. x is f32 and ggml quantises it in the
  * same graph. moe_down is measured twice: the products alone (mul_mat_id), and with the nodes that llama.cpp adds for
- * the weighted sum over slots and the residual (mul_mat_id+sum), which is what ridge's moe_down returns. On a CPU it
- * has OMP_NUM_THREADS threads, or one for each processor, and weights in the form into which it repacks them, where the
- * type has one.
+ * biases, the weighted sum over slots and the residual (mul_mat_id+sum), which is what ridge's moe_down returns. On a
+ * CPU it has OMP_NUM_THREADS threads, or one for each processor, and weights in the form into which it repacks them,
+ * where the type has one.
  *
- *     cc -O2 bench/peers_ggml.c -I GGML/include -L LIB -lggml -lggml-base -lm -o peers_ggml
- *     ./peers_ggml LIB/libggml-cuda.so [OP [TOKENS [TYPE]]] >> FILE.csv
+ *     cc -O2 bench/peers_ggml.c -I GGML/include -I GGML/src -L LIB -lggml -lggml-base -lm -o peers_ggml
+ *     ./peers_ggml LIB/libggml-cuda.so [OP [TOKENS, 0 for all [TYPE]]] >> FILE.csv
  *
- * A graph has as many products as it takes to read 280 MB of weights (CPU: 600), none twice; the time of one is that of
- * four graphs by the host's clock, over their products. err: the largest difference from float64 over dequantised
- * weights, of some results, over the largest of these results. */
+ * Nodes have llama.cpp's order, so that ggml's backend fuses them: on CUDA gate, up and swiglu are one kernel where the
+ * products are mul_mat_vec_q's, the weighted sum is one, and a graph is replayed as a CUDA graph with programmatic
+ * launches. A graph has as many products as it takes to read 1200 MB of weights, 24 times an H100's L2 (CPU: 600 MB),
+ * none twice; the time of one is that of as many graphs as take 6 ms by the host's clock, over their products. err: the
+ * largest difference from float64 over dequantised weights, of some results, over the largest of these results. */
 #include <ggml-alloc.h>
 #include <ggml-backend.h>
+#include <ggml-impl.h>
 #include <ggml.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,14 +24,15 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST = 256, NODES = 24 * MOST, ROUNDS = 15, REPEATS = 4, CHUNK = 64 };
+enum { MOST = 256, NODES = 24 * MOST, ROUNDS = 15, CHUNK = 64 };
 
-static double rotation = 280e6;
+static double rotation = 1200e6;
 
 struct problem {
     const char *op;
     int64_t cols, rows, experts, slots; /* experts: 0 for a dense product */
     enum ggml_type type;
+    enum { PLAIN, CLAMPED, GPT_OSS } form; /* CLAMPED: limit 10; GPT_OSS: biases, limit 7, alpha 1.702, offset 1 */
 };
 
 static const struct problem dense[] = {
@@ -47,10 +51,14 @@ static const struct problem experts[] = {
     {"moe_gate_up_swiglu", 2048, 768, 128, 8, GGML_TYPE_Q4_K},
     {"moe_down", 768, 2048, 128, 8, GGML_TYPE_Q4_K},
     {"moe_down", 768, 2048, 128, 8, GGML_TYPE_Q6_K},
-    {"moe_gate_up_swiglu", 2880, 2880, 128, 4, GGML_TYPE_MXFP4},
-    {"moe_down", 2880, 2880, 128, 4, GGML_TYPE_MXFP4},
-    {"moe_gate_up_swiglu", 4096, 2048, 256, 6, GGML_TYPE_IQ2_XXS},
-    {"moe_down", 2048, 4096, 256, 6, GGML_TYPE_Q2_K},
+    {"moe_gate_up_swiglu", 2880, 2880, 64, 4, GGML_TYPE_MXFP4, GPT_OSS},
+    {"moe_down", 2880, 2880, 64, 4, GGML_TYPE_MXFP4, GPT_OSS},
+    {"moe_gate_up_swiglu", 4096, 2048, 96, 6, GGML_TYPE_IQ2_XXS, CLAMPED},
+    {"moe_down", 2048, 4096, 96, 6, GGML_TYPE_Q2_K},
+    {"moe_gate_up_swiglu", 4096, 2048, 96, 6, GGML_TYPE_MXFP4, CLAMPED},
+    {"moe_down", 2048, 4096, 96, 6, GGML_TYPE_MXFP4},
+    {"moe_gate_up_swiglu", 4096, 14336, 8, 2, GGML_TYPE_Q4_K},
+    {"moe_down", 14336, 4096, 8, 2, GGML_TYPE_Q4_K},
 };
 
 static double now(void)
@@ -78,16 +86,22 @@ static void *must(void *p)
 }
 
 /* CHUNK rows of random weights, as often as the tensor has rows; the float values of the first are kept in `first`. All
- * are set at once, since a CPU's buffer repacks them then. */
-static void fill_weights(struct ggml_tensor *w, float *first)
+ * are set at once, since a CPU's buffer repacks them then. On a GPU, `same` is a tensor that has them already. */
+static void fill_weights(struct ggml_tensor *w, float *first, const struct ggml_tensor *same)
 {
     int64_t cols = w->ne[0], rows = ggml_nrows(w);
     size_t row = ggml_row_size(w->type, cols);
-    float *values = must(malloc(sizeof(float) * (size_t)(CHUNK * cols))),
-          *importance = must(malloc(sizeof(float) * (size_t)cols));
-    char *codes = must(malloc(row * (size_t)(rows + CHUNK)));
+    float *values, *importance;
+    char *codes;
     uint32_t state = 7;
 
+    if (same) {
+        ggml_backend_tensor_copy(same, w);
+        return;
+    }
+    values = must(malloc(sizeof(float) * (size_t)(CHUNK * cols)));
+    importance = must(malloc(sizeof(float) * (size_t)cols));
+    codes = must(malloc(row * (size_t)(rows + CHUNK)));
     for (int64_t i = 0; i < CHUNK * cols; i++)
         values[i] = noise(&state);
     for (int64_t i = 0; i < cols; i++)
@@ -110,8 +124,8 @@ static int compare(const void *a, const void *b)
 struct built {
     struct ggml_context *ctx, *weights_ctx;
     struct ggml_cgraph *graph;
-    struct ggml_tensor *x, *ids[MOST], *weights[2 * MOST], *out; /* out: the last product */
-    struct ggml_tensor *slots, *residual;                        /* of sums: weights of the slots */
+    struct ggml_tensor *x, *ids[MOST], *weights[2 * MOST], *out; /* out: the last result */
+    struct ggml_tensor *slots, *residual, *bias;                 /* of sums: weights of the slots; of GPT_OSS: biases */
     int products, count;                                         /* products, and tensors of weights */
 };
 
@@ -128,11 +142,26 @@ static void build_sum(struct built *b, const struct problem *p)
     for (int i = 1; i < p->slots; i++)
         sum = ggml_add(b->ctx, sum, slot[i]);
     ggml_build_forward_expand(b->graph, sum);
-    ggml_build_forward_expand(b->graph, ggml_add(b->ctx, sum, b->residual));
+    b->out = ggml_add(b->ctx, sum, b->residual);
+    ggml_build_forward_expand(b->graph, b->out);
+}
+
+static struct ggml_tensor *biased(struct built *b, struct ggml_tensor *product, struct ggml_tensor *ids)
+{
+    return b->bias ? ggml_add_id(b->ctx, product, b->bias, ids) : product;
+}
+
+static struct ggml_tensor *swiglu(struct built *b, const struct problem *p, struct ggml_tensor *gate,
+                                  struct ggml_tensor *up)
+{
+    return p->form == GPT_OSS   ? ggml_swiglu_oai(b->ctx, gate, up, 1.702f, 7)
+           : p->form == CLAMPED ? ggml_swiglu_clamp(b->ctx, gate, up, 10)
+                                : ggml_swiglu_split(b->ctx, gate, up);
 }
 
 static void build(struct built *b, const struct problem *p, int64_t tokens, int sums)
 {
+    static uint64_t graphs;
     struct ggml_init_params params = {ggml_tensor_overhead() * NODES + ggml_graph_overhead_custom(NODES, false), NULL,
                                       true};
     int gate_up = !strcmp(p->op, "moe_gate_up_swiglu"), down = !strcmp(p->op, "moe_down");
@@ -152,6 +181,9 @@ static void build(struct built *b, const struct problem *p, int64_t tokens, int 
                       : ggml_new_tensor_2d(b->ctx, GGML_TYPE_F32, p->cols, tokens);
     b->slots = sums ? ggml_new_tensor_3d(b->ctx, GGML_TYPE_F32, 1, p->slots, tokens) : NULL;
     b->residual = sums ? ggml_new_tensor_2d(b->ctx, GGML_TYPE_F32, p->rows, tokens) : NULL;
+    if (p->form == GPT_OSS && (sums || gate_up))
+        b->bias = ggml_new_tensor_2d(b->ctx, GGML_TYPE_F32, p->rows, p->experts);
+    b->graph->uid = ++graphs; /* as llama.cpp's scheduler, so that a replay is recognised */
     for (int i = 0; i < b->products; i++) {
         struct ggml_tensor *out;
 
@@ -164,9 +196,10 @@ static void build(struct built *b, const struct problem *p, int64_t tokens, int 
                     b->weights[b->count++] = ggml_new_tensor_3d(b->weights_ctx, p->type, p->cols, p->rows, p->experts);
             b->ids[i] = ggml_new_tensor_2d(b->ctx, GGML_TYPE_I32, p->slots, tokens);
             out = ggml_mul_mat_id(b->ctx, b->weights[b->count - 1 - gate_up], b->x, b->ids[i]);
+            out = biased(b, out, b->ids[i]);
             if (gate_up)
-                out =
-                    ggml_swiglu_split(b->ctx, out, ggml_mul_mat_id(b->ctx, b->weights[b->count - 1], b->x, b->ids[i]));
+                out = swiglu(b, p, out,
+                             biased(b, ggml_mul_mat_id(b->ctx, b->weights[b->count - 1], b->x, b->ids[i]), b->ids[i]));
         }
         ggml_build_forward_expand(b->graph, out);
         b->out = out;
@@ -188,31 +221,38 @@ static void fill_ids(struct built *b, const struct problem *p, int64_t tokens)
     free(ids);
 }
 
-static void fill_sums(struct built *b)
+static void fill(struct ggml_tensor *t, float value)
 {
-    size_t bytes = ggml_nbytes(b->residual);
-    float *values = must(malloc(bytes + ggml_nbytes(b->slots)));
+    float *values = must(malloc(ggml_nbytes(t)));
 
-    for (size_t i = 0; i < (bytes + ggml_nbytes(b->slots)) / sizeof(float); i++)
-        values[i] = 0.125f;
-    ggml_backend_tensor_set(b->residual, values, 0, bytes);
-    ggml_backend_tensor_set(b->slots, values, 0, ggml_nbytes(b->slots));
+    for (int64_t i = 0; i < ggml_nelements(t); i++)
+        values[i] = value;
+    ggml_backend_tensor_set(t, values, 0, ggml_nbytes(t));
     free(values);
 }
 
-/* Results whose row is a first row of CHUNK (all of these rows are the same), of the first token. */
-static double error(struct built *b, const struct problem *p, const float *x, const float *first)
+/* What every result should be whose row is a first row of CHUNK: all of these rows are the same, and so is x in all
+ * tokens and slots. */
+static double wanted_result(const struct built *b, const struct problem *p, const float *x, const float *first)
 {
-    float *got = must(malloc(ggml_nbytes(b->out)));
-    double want = 0, worst = 0;
+    double want = b->bias ? 0.125 : 0;
 
-    ggml_backend_tensor_get(b->out, got, 0, ggml_nbytes(b->out));
     for (int64_t i = 0; i < p->cols; i++)
         want += (double)x[i] * first[i];
     if (!strcmp(p->op, "moe_gate_up_swiglu"))
-        want *= want / (1 + exp(-want));
-    for (int64_t i = 0; i < p->rows; i += CHUNK)
-        worst = fmax(worst, fabs(got[i] - want));
+        want *= p->form == GPT_OSS ? (want + 1) / (1 + exp(-1.702 * want)) : want / (1 + exp(-want));
+    return b->residual ? 0.125 * (double)p->slots * want + 0.125 : want;
+}
+
+static double error(const struct built *b, const struct problem *p, const float *x, const float *first)
+{
+    float *got = must(malloc(ggml_nbytes(b->out)));
+    double want = wanted_result(b, p, x, first), worst = 0;
+
+    ggml_backend_tensor_get(b->out, got, 0, ggml_nbytes(b->out));
+    for (int64_t i = 0; i < ggml_nelements(b->out); i++)
+        if (i % p->rows % CHUNK == 0)
+            worst = fmax(worst, fabs(got[i] - want));
     free(got);
     return worst / fabs(want);
 }
@@ -244,6 +284,8 @@ static void measure(ggml_backend_t backend, const struct problem *p, int64_t tok
     char date[32], run[32];
     time_t stamp = time(NULL);
     uint32_t state = 3;
+    double dot = 0;
+    int repeats = 4, cpu = ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
 
     build(&b, p, tokens, sums);
     ggml_backend_buffer_t weights =
@@ -252,23 +294,31 @@ static void measure(ggml_backend_t backend, const struct problem *p, int64_t tok
     float *first = must(malloc(sizeof(float) * (size_t)p->cols)), *x = must(malloc(ggml_nbytes(b.x)));
 
     for (int i = 0; i < b.count; i++)
-        fill_weights(b.weights[i], first);
-    for (int64_t i = 0; i < ggml_nelements(b.x);
-         i++) /* like the weights, so that the sum that is checked does not cancel */
-        x[i] = noise(&state) + (i < p->cols ? first[i] : 0);
+        fill_weights(b.weights[i], first, i && !cpu ? b.weights[0] : NULL);
+    for (int64_t i = 0; i < p->cols; i++) { /* like the weights, so that the sum that is checked does not cancel */
+        x[i] = noise(&state) + first[i];
+        dot += (double)x[i] * first[i];
+    }
+    for (int64_t i = 0; i < ggml_nelements(b.x); i++)
+        x[i] = i < p->cols ? (float)(5 / dot) * x[i] : x[i - p->cols];
     ggml_backend_tensor_set(b.x, x, 0, ggml_nbytes(b.x));
     if (p->experts)
         fill_ids(&b, p, tokens);
     if (sums)
-        fill_sums(&b);
+        fill(b.slots, 0.125f), fill(b.residual, 0.125f);
+    if (b.bias)
+        fill(b.bias, 0.125f);
     for (int round = -3; round < ROUNDS; round++) {
         ggml_backend_graph_compute(backend, b.graph);
         double begin = now();
-        for (int i = 0; i < REPEATS; i++)
+        for (int i = 0; i < repeats; i++)
             ggml_backend_graph_compute_async(backend, b.graph);
         ggml_backend_synchronize(backend);
-        if (round >= 0)
-            times[round] = (now() - begin) * 1e6 / REPEATS / b.products;
+        double us = (now() - begin) * 1e6 / repeats;
+        if (round < 0)
+            repeats = us < 6000 ? (int)(6000 / us) + 1 : 1;
+        else
+            times[round] = us / b.products;
     }
     qsort(times, ROUNDS, sizeof(*times), compare);
     double us = times[ROUNDS / 2], matrices = p->experts ? (double)(p->slots * tokens) : (double)tokens;
@@ -299,14 +349,16 @@ static void measure(ggml_backend_t backend, const struct problem *p, int64_t tok
 
 static int wanted(char **argv, const struct problem *p, int64_t tokens)
 {
-    return !argv[2] ||
-           (!strcmp(argv[2], p->op) &&
-            (!argv[3] || (atoi(argv[3]) == tokens && (!argv[4] || !strcmp(argv[4], ggml_type_name(p->type))))));
+    if (!argv[2] || strcmp(argv[2], p->op))
+        return !argv[2];
+    if (!argv[3] || (atoi(argv[3]) && atoi(argv[3]) != tokens))
+        return !argv[3];
+    return !argv[4] || !strcmp(argv[4], ggml_type_name(p->type));
 }
 
 int main(int argc, char **argv)
 {
-    static const int64_t tokens[] = {1, 8, 512};
+    static const int64_t tokens[] = {1, 8, 16, 512};
 
     ggml_backend_reg_t library = argc >= 2 && argc <= 5 ? ggml_backend_load(argv[1]) : NULL;
     if (!library || ggml_backend_reg_dev_count(library) == 0)
@@ -323,11 +375,11 @@ int main(int argc, char **argv)
     }
 
     for (size_t i = 0; i < sizeof(dense) / sizeof(*dense); i++)
-        for (int j = 0; j < (strcmp(dense[i].op, "q8_0_matmul") ? 2 : 3); j++)
+        for (int j = 0; j < (strcmp(dense[i].op, "q8_0_matmul") ? 3 : 4); j++)
             if (wanted(argv, &dense[i], tokens[j]))
                 measure(backend, &dense[i], tokens[j], 0);
     for (size_t i = 0; i < sizeof(experts) / sizeof(*experts); i++)
-        for (int j = 0; j < 2; j++)
+        for (int j = 0; j < 3; j++)
             for (int sums = 0; sums <= !strcmp(experts[i].op, "moe_down"); sums++)
                 if (wanted(argv, &experts[i], tokens[j]))
                     measure(backend, &experts[i], tokens[j], sums);
