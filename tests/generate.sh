@@ -54,6 +54,14 @@ expect 0 "" "$ridge" generate "$model" -p "ab cd" -n 2 --device cpu -q --fast-pr
 timeout --preserve-status -k 60 -s INT 1 "$ridge" generate "$model" -p "ab cd" -n 1000000 --ctx 1000000 --temp 0 \
     --device cpu --json >"$dir/out" 2>"$log" && grep -q '"stop": "interrupt"' "$dir/out" ||
     fail "an interrupt did not end a text: $(cat "$dir/out" "$log")"
+# Nor do SIGTERM and SIGHUP lose what is to be saved, in an answer or at the prompt of a dialogue.
+for signal in TERM HUP; do
+    timeout -k 60 -s $signal 1 "$ridge" generate "$model" -p "ab cd" -n 1000000 --ctx 1000000 --temp 0 --device cpu -q \
+        --save "$dir/$signal" >/dev/null 2>&1
+    { echo ab && sleep 2; } | timeout -k 60 -s $signal 1 "$ridge" generate "$model" -i -n 3 --device cpu -q \
+        --save "$dir/$signal-i" >/dev/null 2>&1
+    [ -s "$dir/$signal" ] && [ -s "$dir/$signal-i" ] || fail "$signal: nothing was saved"
+done
 expect 0 "of a read" "$ridge" bench --model "$model" --test tg128 --device cpu
 expect 1 "no test matches; there are pp512, 'pp512 fast', tg128" "$ridge" bench --model "$model" --test tg999 --device cpu
 expect 0 "perplexity" "$ridge" perplexity "$model" "$0" --ctx 32 --device cpu -q

@@ -13,12 +13,13 @@
 #include "tools/args.h"
 #include "tools/cli.h"
 
-static volatile sig_atomic_t interrupted;
+static volatile sig_atomic_t interrupted; /* ends an answer, and a dialogue that waits for a message */
+static volatile sig_atomic_t ending;      /* and this one any dialogue */
 
 static void on_interrupt(int signal_number)
 {
-    (void)signal_number;
     interrupted = 1;
+    ending |= signal_number != SIGINT;
 }
 
 typedef struct options {
@@ -194,7 +195,7 @@ static bool dialogue(generation *g)
             fflush(stdout);
             interrupted = 0;
             free(line);
-            text = line = read_line();
+            text = line = ending ? NULL : read_line();
         }
         if (!text || interrupted)
             break;
@@ -350,6 +351,10 @@ int cmd_generate(int argc, char **argv)
     g.sampling.top_k = (int32_t)o.top_k;
     g.sampling.seed = o.seed;
     sigaction(SIGINT, &action, NULL);
+    if (o.save) { /* the end of a terminal or of a service does not lose the text */
+        sigaction(SIGTERM, &action, NULL);
+        sigaction(SIGHUP, &action, NULL);
+    }
     good = (!o.save || may_save(o.save)) && open_model(&g, words.at[0]) && open_session(&g) && run(&g);
     ridge_lm_session_close(g.session);
     ridge_lm_close(g.lm);
