@@ -19,7 +19,7 @@ typedef struct block_mma_args {
     block_weight weight[2]; /* the second: of pair and gate_up_swiglu, else rows = 0 */
     int units, tail;        /* of 256 columns; the last unit has one run only */
     int tiles, work;        /* of the first weight; of all, or for gate_up_swiglu pairs of tiles */
-    int gate_up, tokens, blocks, teams, depth, bf16, weights_const;
+    int gate_up, tokens, blocks, teams, depth, stage, bf16, weights_const; /* stage: bytes, with its tiles */
     uint32_t at_ring, at_sums, at_bars, at_hand;
     /* x: floats, or codes and scales; or records that a kernel has made, in global memory */
     int x_dtype, vector_x; /* rows begin at multiples of 16 bytes */
@@ -47,7 +47,7 @@ typedef struct block_kernels {
     const void *records[3];
     int unit, tables; /* bytes of a unit and of tables in shared memory */
     int depth[2];     /* stages of up to 8 tokens, at most, where all teams have tiles, as of mma */
-    int side;         /* tiles side by side of one token, at most */
+    int side[2][3];   /* tiles side by side, at most, as of mma */
     int record[3];    /* bytes of x for 256 columns */
     int teams[2][3];  /* of a CTA, at most, as of mma */
     /* of one token, of one pair an entry, and of several; gate_up, down (experts.cuh) */

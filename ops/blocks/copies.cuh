@@ -51,8 +51,9 @@ static __device__ __forceinline__ void block_bulk(uint32_t to, const void *from,
 /* ---------------------------------------------------------------------------------------------------------- weights */
 
 /* Formats whose instructions bound one token (APART) compute two tiles side by side: what is around a unit, and x, is
- * for both, and their instructions wait less for each other. */
-#define BLOCK_SIDE(F, tokens) ((tokens) == 1 && F::APART ? 2 : 1)
+ * for both, and their instructions wait less for each other. Those of two bits (APART = 2), of which a stage of two
+ * tiles is small, do so with several tokens too, where reads of shared memory bound them, most of them of x. */
+#define BLOCK_SIDE(F, tokens, bulk) (((tokens) == 1 ? F::APART > 0 : (bulk) && F::APART == 2) ? 2 : 1)
 /* Units of a tile in a stage. Of one token in some formats (TOGETHER) one warp of a team copies four units for four
  * warps, which lie together in memory; else each warp copies for itself. */
 #define BLOCK_TOGETHER(F, tokens, bulk) ((bulk) && (tokens) == 1 && F::TOGETHER ? 4 : 1)

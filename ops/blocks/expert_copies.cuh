@@ -8,7 +8,7 @@
 
 /* Tiles of a product, at most. Warps of a CTA: as many as registers allow; x: as in F::X. Products of a team of
  * gate_up: 32 rows. */
-#define EXPERT_SIDE(F, columns, down) ((down) ? 1 : BLOCK_SIDE(F, columns))
+#define EXPERT_SIDE(F, columns, down) ((down) ? 1 : BLOCK_SIDE(F, columns, 0))
 #define EXPERT_BULK(columns) ((columns) == 1 && BLOCK_HAS_BULK)
 #define EXPERT_WARPS(columns, side, bulk, x) \
     ((columns) > 1 ? 8 : !(bulk) || (side) == 2 ? 16 : (x) == BLOCK_X_START_16 ? 20 : 24)

@@ -214,8 +214,8 @@ template <class F, int SIDE>
 static __device__ __forceinline__ void expert_unit(const char *unit, const char *tables, const char *records,
                                                    const uint32_t *x, int lane, const uint32_t *, expert_sums<8> *s)
 {
-    block_unit_8<F, 1, 1>(unit, tables, NULL, block_x_at{records + x[0], {records + x[1], records + x[2]}}, 0, lane,
-                          s->v);
+    block_units_8<F, 1, 0, 1, BLOCK_X_OWN>(
+        unit, tables, NULL, block_x_at{records + x[0], {records + x[1], records + x[2]}}, 0, lane, &s->v);
 }
 
 /* Where the records of the pair in column `column` of an entry begin, of the first one beyond the last. */

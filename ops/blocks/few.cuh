@@ -20,7 +20,7 @@ template <int TOKENS> static __device__ __forceinline__ int block_sum_at(int par
 
 template <int TOKENS>
 static __device__ __forceinline__ void block_write_sums(float *sums, int part, int lane,
-                                                        float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
+                                                        const float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
 {
     const int g = lane / 4, t = lane % 4;
 
@@ -75,27 +75,45 @@ static __device__ __forceinline__ void block_store_tile(const block_mma_args &a,
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
 
-template <class F, int TOKENS, int RECORDS>
-static __device__ __forceinline__ void block_unit(const char *unit, const char *tables, char *hand, const char *record,
-                                                  int64_t tile_stride, int lane, const uint32_t *column,
-                                                  float (*acc)[TOKENS == 1 ? 1 : TOKENS / 2])
+/* Sums of a tile: of one token the one that a lane owns, of several [run][as the D operand has them]. */
+template <int TOKENS> struct block_acc {
+    float v[2][TOKENS / 2];
+};
+template <> struct block_acc<1> {
+    float v[1][1];
+};
+
+/* N units, PITCH bytes apart. */
+template <class F, int N, int PITCH, int TOKENS, int RECORDS>
+static __device__ __forceinline__ void block_units(const char *unit, const char *tables, char *hand, const char *record,
+                                                   int64_t tile_stride, int lane, const uint32_t *column,
+                                                   block_acc<TOKENS> *acc)
 {
-    if constexpr (TOKENS == 1)
-        block_unit_1<F>(unit, tables, record, lane, column, &acc[0][0]);
+    if constexpr (TOKENS == 1 && N == 1)
+        block_unit_1<F>(unit, tables, record, lane, column, &acc->v[0][0]);
+    else if constexpr (TOKENS == 1)
+        block_units_1<F, N, PITCH>(unit, tables, record, lane, &acc->v[0][0]);
     else
-        block_unit_8<F, TOKENS / 8, RECORDS ? BLOCK_X_WORDS : BLOCK_X_MATRIX,
-                     BLOCK_HANDS && !(RECORDS && F::X >= BLOCK_X_START_16)>(
-            unit, tables, hand, block_x_at{record, {NULL, NULL}}, tile_stride, lane, acc);
+        block_units_8<F, N, PITCH, TOKENS / 8, RECORDS ? BLOCK_X_WORDS : BLOCK_X_MATRIX,
+                      BLOCK_HANDS && !(RECORDS && F::X >= BLOCK_X_START_16)>(
+            unit, tables, hand, block_x_at{record, {NULL, NULL}}, tile_stride, lane, &acc->v);
 }
 
-/* Stores two neighbouring tiles, the second if there is one. */
+/* Stores two neighbouring tiles, the second if there is one: of one token at once. */
+template <int TOKENS>
 static __device__ __forceinline__ void block_store_two(const block_mma_args &a, const float *sums, int work, int first)
 {
-    const int side = (int)(threadIdx.x + first) % BLOCK_TEAM / BLOCK_ROWS, tile = 2 * work + side;
+    const int side = (int)(threadIdx.x + first) % BLOCK_TEAM / BLOCK_ROWS;
 
-    if (side < 2 && tile < a.all)
-        block_store_tile<1>(a, sums + side * RIDGE_Q8_0_PARTS * BLOCK_ROWS, tile,
-                            first + BLOCK_TEAM - side * BLOCK_ROWS);
+    if constexpr (TOKENS == 1) {
+        if (side < 2 && 2 * work + side < a.all)
+            block_store_tile<1>(a, sums + side * RIDGE_Q8_0_PARTS * BLOCK_ROWS, 2 * work + side,
+                                first + BLOCK_TEAM - side * BLOCK_ROWS);
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < 2 && 2 * work + i < a.all; i++)
+            block_store_tile<TOKENS>(a, sums + i * BLOCK_PARTS(TOKENS) * TOKENS * 16, 2 * work + i, first);
+    }
 }
 
 /* The partial sums of a team's tile. The thread's number is read again: in a register it would spill others. */
@@ -122,26 +140,44 @@ enum { BLOCK_READ = BLOCK_MAX_DEPTH * 8 };
 
 /* All lanes have read the stage, which may be written again. A bulk copy could overtake their loads; behind a vote over
  * sums that depend on all that was loaded it cannot. No sum has the bits that are asked for, so that this is true. */
-template <int BULK> static __device__ __forceinline__ bool block_has_read(float first, float last)
+template <int BULK, int TOKENS, int SIDE>
+static __device__ __forceinline__ bool block_has_read(const block_acc<TOKENS> *acc)
 {
-    if (BULK)
-        return !__any_sync(~0u, __float_as_uint(first) == 0x7f800001 && __float_as_uint(last) == 0x7f800001);
-    __syncwarp();
-    return true;
+    if constexpr (BULK) {
+        bool never = true;
+
+#pragma unroll
+        for (int i = 0; i < SIDE; i++)
+#pragma unroll
+            for (int run = 0; run < (TOKENS > 1 ? 2 : 1); run++)
+                never = never && __float_as_uint(acc[i].v[run][0]) == 0x7f800001;
+        return !__any_sync(~0u, never);
+    } else {
+        __syncwarp();
+        return true;
+    }
 }
 
 /* Stages of weights that are requested before x, and so arrive before it; 0: all. */
 #define BLOCK_EARLY(F, tokens) ((tokens) > 8 ? 0 : F::DEPTH / 2)
+
+/* Bytes of a stage: of one token there is always room for two tiles. */
+template <class F, int TOKENS, int BULK> static __device__ __forceinline__ int block_stage(const block_mma_args &a)
+{
+    enum { SIDE = BLOCK_SIDE(F, TOKENS, BULK), PITCH = BLOCK_PITCH(BLOCK_TOGETHER(F, TOKENS, BULK) * F::UNIT) };
+
+    return SIDE == 2 && TOKENS > 1 ? a.stage : SIDE * PITCH;
+}
 
 /* Copies into a stage. */
 template <class F, int TOKENS, int BULK>
 static __device__ __forceinline__ void block_fill(const block_mma_args &a, block_ring *ring, int at, int part, int lane,
                                                   int mine, int step)
 {
-    enum { SIDE = BLOCK_SIDE(F, TOKENS), TOGETHER = BLOCK_TOGETHER(F, TOKENS, BULK) };
-    enum { STAGE = SIDE * BLOCK_PITCH(TOGETHER * F::UNIT) };
+    enum { SIDE = BLOCK_SIDE(F, TOKENS, BULK), TOGETHER = BLOCK_TOGETHER(F, TOKENS, BULK) };
 
-    block_copy<F, SIDE, BULK, TOGETHER>(a, &ring->next, ptx_shared(ring->stages) + (uint32_t)at * STAGE,
+    block_copy<F, SIDE, BULK, TOGETHER>(a, &ring->next,
+                                        ptx_shared(ring->stages) + (uint32_t)(at * block_stage<F, TOKENS, BULK>(a)),
                                         ring->bars + (uint32_t)at * 8, part, lane, mine, step);
 }
 
@@ -168,14 +204,14 @@ static __device__ __forceinline__ void block_next_stage(const block_mma_args &a,
 template <class F, int TOKENS, int BULK, int RECORDS>
 static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char *memory, block_ring *ring, int mine)
 {
-    enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X), SIDE = BLOCK_SIDE(F, TOKENS) };
-    enum { TOGETHER = BLOCK_TOGETHER(F, TOKENS, BULK), PITCH = BLOCK_PITCH(TOGETHER * F::UNIT), STAGE = SIDE * PITCH };
+    enum { RECORD = TOKENS == 1 ? BLOCK_RECORD_1(F::X) : BLOCK_RECORD_8(F::X), SIDE = BLOCK_SIDE(F, TOKENS, BULK) };
+    enum { TOGETHER = BLOCK_TOGETHER(F, TOKENS, BULK), PITCH = BLOCK_PITCH(TOGETHER * F::UNIT) };
     enum { PART_SUMS = BLOCK_PARTS(TOKENS) * TOKENS * 16 };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4, part = warp % 4;
     const int step = (int)gridDim.x * a.teams;
-    const int tile_sums = (SIDE == 2 ? 2 : 1 + a.gate_up) * PART_SUMS;
+    const int tile_sums = (SIDE == 2 && (TOKENS == 1 || a.each == 2) ? 2 : 1 + a.gate_up) * PART_SUMS;
     const int64_t tile_stride = (int64_t)a.units * RECORD;
-    char *const hand = memory + a.at_hand + warp * BLOCK_HAND(F::X);
+    char *const hand = memory + a.at_hand + warp * (SIDE == 2 ? a.each : 1) * BLOCK_HAND(F::X);
     int buffer = 0, first = team * 32;
     uint32_t column[8];
 
@@ -183,42 +219,41 @@ static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char
         block_columns(lane, column);
     for (int work = (int)blockIdx.x + team * (int)gridDim.x; work < a.work; work += step) {
         for (int sub = 0; sub < block_passes<SIDE>(a); sub++) {
-            float acc[2][TOKENS == 1 ? 1 : TOKENS / 2] = {};
+            block_acc<TOKENS> acc[SIDE] = {};
             int record = part * RECORD;
 
 #pragma unroll 1
             for (; record < (TOGETHER > 1 ? 4 * mine : a.units) * RECORD; record += 4 * RECORD) {
-                char *const unit = ring->stages + ring->at * STAGE + (TOGETHER > 1 ? part * F::UNIT : 0);
+                char *const unit =
+                    ring->stages + ring->at * block_stage<F, TOKENS, BULK>(a) + (TOGETHER > 1 ? part * F::UNIT : 0);
 
                 block_wait<BULK>(ring->bars + (uint32_t)ring->at * 8, ring->parity, a.depth);
                 if (TOGETHER == 1 || record < a.units * RECORD) { /* else the last stage has no unit for this warp */
                     const char *const x = (RECORDS ? a.records : memory + F::TABLES) + record;
 
-                    if constexpr (SIDE == 2) {
-                        if (a.each == 2) {
-                            asm volatile("// two units"); /* or the first would be taken out of both branches */
-                            block_units_1<F, 2, PITCH>(unit, memory, x, lane, &acc[0][0]);
-                        } else {
-                            block_unit_1<F>(unit, memory, x, lane, NULL, &acc[0][0]);
-                        }
+                    if (SIDE == 2 && (TOKENS == 1 || !RECORDS) && a.each == 2) {
+                        asm volatile("// two units"); /* or the first would be taken out of both branches */
+                        block_units<F, SIDE, PITCH, TOKENS, RECORDS>(unit, memory, hand, x, tile_stride, lane, column,
+                                                                     acc);
                     } else {
-                        block_unit<F, TOKENS, RECORDS>(unit, memory, hand, x, tile_stride, lane, column, acc);
+                        block_units<F, 1, 0, TOKENS, RECORDS>(unit, memory, hand, x, tile_stride, lane, column, acc);
                     }
                 }
-                if (block_has_read<BULK>(acc[0][0], acc[TOKENS > 1 || SIDE == 2][0]))
+                if (block_has_read<BULK, TOKENS, SIDE>(acc))
                     block_next_stage<F, TOKENS, BULK>(a, ring, part, lane, mine, step);
                 if (++ring->at == a.depth) {
                     ring->at = 0;
                     ring->parity ^= 1;
                 }
             }
-            block_write_sums<TOKENS>(block_sums(a, memory, tile_sums, buffer) + sub * PART_SUMS, part, lane, acc);
+            block_write_sums<TOKENS>(block_sums(a, memory, tile_sums, buffer) + sub * PART_SUMS, part, lane, acc[0].v);
             if (SIDE == 2 && a.each == 2)
-                block_write_sums<TOKENS>(block_sums(a, memory, tile_sums, buffer) + PART_SUMS, part, lane, acc + 1);
+                block_write_sums<TOKENS>(block_sums(a, memory, tile_sums, buffer) + PART_SUMS, part, lane,
+                                         acc[SIDE - 1].v);
         }
         ptx_barrier_sync(1 + team, BLOCK_TEAM);
         if (SIDE == 2 && a.each == 2 && !a.gate_up)
-            block_store_two(a, block_sums(a, memory, tile_sums, buffer), work, first);
+            block_store_two<TOKENS>(a, block_sums(a, memory, tile_sums, buffer), work, first);
         else
             block_store_tile<TOKENS>(a, block_sums(a, memory, tile_sums, buffer), work, first);
         buffer = tile_sums - buffer;
@@ -228,8 +263,7 @@ static __device__ __forceinline__ void block_tiles(const block_mma_args &a, char
 
 template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void block_product(const block_mma_args &a)
 {
-    enum { SIDE = BLOCK_SIDE(F, TOKENS), TOGETHER = BLOCK_TOGETHER(F, TOKENS, BULK) };
-    enum { STAGE = SIDE * BLOCK_PITCH(TOGETHER * F::UNIT) };
+    enum { SIDE = BLOCK_SIDE(F, TOKENS, BULK), TOGETHER = BLOCK_TOGETHER(F, TOKENS, BULK) };
     extern __shared__ __align__(128) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4;
     const int part = TOGETHER > 1 ? 0 : warp % 4, owner = TOGETHER > 1 ? team : warp;
@@ -244,7 +278,7 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
 
     asm volatile("" : "+r"(base)); /* or it would be made anew for every unit */
     memory = (char *)__cvta_shared_to_generic(base);
-    ring.stages = memory + a.at_ring + owner * a.depth * STAGE;
+    ring.stages = memory + a.at_ring + owner * a.depth * block_stage<F, TOKENS, BULK>(a);
     ring.bars = base + a.at_bars + (uint32_t)(owner * BLOCK_MAX_DEPTH * 8 * (TOGETHER > 1 ? 2 : 1));
     if (TOGETHER > 1)
         ring.copies = warp % 4 == team % 4; /* of each scheduler's warps one */
@@ -274,7 +308,7 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
 #pragma unroll 1
         for (int i = 0; i < early; i++)
             block_fill<F, TOKENS, BULK>(a, &ring, i, part, lane, mine, step);
-    if (SIDE == 1)
+    if (TOKENS > 1 || SIDE == 1)
         block_store_table(F(), memory, table);
     if (a.weights_const)
         ptx_grid_dependency_wait();
@@ -286,7 +320,7 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
     };
     /* Done while x is loaded. Formats that bytes bound wait with it: more copies would delay x. */
     const auto meanwhile = [&] {
-        if (SIDE == 2) {
+        if (TOKENS == 1 && SIDE == 2) {
             block_store_table(F(), memory, table);
             rest();
         }
@@ -295,7 +329,7 @@ template <class F, int TOKENS, int BULK> static __device__ __forceinline__ void 
         meanwhile();
     else
         block_make_x<F, TOKENS>(a, memory + F::TABLES, x_thread, meanwhile);
-    if (SIDE == 1)
+    if (TOKENS > 1 || SIDE == 1)
         rest();
     __syncthreads(); /* orders the writes of x and of tables before their reads */
     if (a.records)   /* two calls, so that each is compiled for its kind of memory */

@@ -143,8 +143,8 @@ static __global__ void __launch_bounds__(PROMPT_THREADS) block_prompt(const __gr
             mma_copy_commit();
             to_copy = prompt_next(to_copy, a.runs, &copy_part);
             block_own_scales(F(), unit, memory, lane, &s);
-            block_run_8<F, T::GROUPS, BLOCK_X_WORDS>(unit, memory, &s, NULL, run & 1, block_x_at{stage, {NULL, NULL}},
-                                                     T::RECORD, lane, acc);
+            block_run_8<F, 1, 0, T::GROUPS, BLOCK_X_WORDS>(unit, memory, &s, NULL, run & 1,
+                                                           block_x_at{stage, {NULL, NULL}}, T::RECORD, lane, acc);
         }
         gemm_fold<T>(&kept, part, acc);
     }

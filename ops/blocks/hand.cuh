@@ -67,9 +67,10 @@ static __device__ __forceinline__ void block_hand_rows(const block_scales *s, in
  * rows are g and g + 8, of the second run g + 8 and g. Two lanes put those of a row, lane 2 r + run of row r, so that
  * reads and writes meet different banks.
  *
- * Of Q2_K planes of [run][two blocks][row][block of the two][half], rows g xored with 4 in the second run, of
- * sub-scales and of minima, which their owners multiply, and of d by row. */
-#define BLOCK_HAND(kind) ((kind) == BLOCK_X_SUM_16 ? 2176 : 1024)
+ * Of Q2_K a plane of [run][two blocks][row][block of the two][half], rows g xored with 4 in the second run, of minima,
+ * which their owners multiply, and one of d by row. Sub-scales are read where they lie: to take bytes out of a word
+ * costs more instructions than to read words, but a fifth of the wavefronts of shared memory. */
+#define BLOCK_HAND(kind) ((kind) == BLOCK_X_SUM_16 ? 1152 : 1024)
 #if __CUDA_ARCH__ >= 1000 /* there it spills registers */
 enum { BLOCK_HANDS = 0 };
 #else
@@ -91,18 +92,15 @@ template <class F> static __device__ __forceinline__ void block_put_scales(const
 
 #pragma unroll
         for (int pair = 0; pair < 2; pair++) {
-            const uint32_t sub = s->subs[pair], min = s->mins[pair];
             float m[4];
 
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                m[k] = -__fmul_rn(s->m[0], block_byte_float(min, k));
-            *(uint4 *)(to + pair * 256) =
-                make_uint4(block_byte(sub, 0), block_byte(sub, 1), block_byte(sub, 2), block_byte(sub, 3));
-            *(float4 *)(to + 1024 + pair * 256) = make_float4(m[0], m[1], m[2], m[3]);
+                m[k] = __fmul_rn(-s->m[0], block_byte_float(s->mins[pair], k));
+            *(float4 *)(to + pair * 256) = make_float4(m[0], m[1], m[2], m[3]);
         }
         if (!run)
-            *(float *)(hand + 2048 + g * 8 + second * 4) = s->w[0];
+            *(float *)(hand + 1024 + g * 8 + second * 4) = s->w[0];
     } else {
         char *const to = hand + run * 256 + g * 16 + (second ^ run) * 8;
 
@@ -120,19 +118,18 @@ template <class F> static __device__ __forceinline__ void block_put_scales(const
         if (F::X >= BLOCK_X_START_16 && !run)
             *(float *)(hand + 512 + g * 8 + second * 4) = s->w[0];
     }
-    __syncwarp(); /* the lanes' scales are visible to each other */
 }
 
-/* Those of blocks 4 q + 2 pair and the next. */
+/* Those of blocks 4 q + 2 pair and the next, of a unit. */
 template <class F>
-static __device__ __forceinline__ void block_get_scales(const char *hand, int q, int pair, int lane,
+static __device__ __forceinline__ void block_get_scales(const char *unit, const char *hand, int q, int pair, int lane,
                                                         block_row_scales *r)
 {
     const int g = lane >> 2;
     const char *const from = hand + g * 16 + (2 * q + pair) * 128;
 
     if (F::X >= BLOCK_X_START_16) {
-        const float2 d = *(const float2 *)(hand + (F::X == BLOCK_X_SUM_16 ? 2048 : 512) + g * 8);
+        const float2 d = *(const float2 *)(hand + (F::X == BLOCK_X_SUM_16 ? 1024 : 512) + g * 8);
 
         r[0].w[0] = r[1].w[0] = d.x;
         r[0].w[1] = r[1].w[1] = d.y;
@@ -140,11 +137,16 @@ static __device__ __forceinline__ void block_get_scales(const char *hand, int q,
     if constexpr (F::X == BLOCK_X_SUM_16) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const char *const row = hand + q * 512 + pair * 256 + h * 128 + (g ^ 4 * q) * 16;
-            const uint4 v = *(const uint4 *)row;
-            const float4 m = *(const float4 *)(row + 1024);
+            const int pair_at = q * 512 + pair * 256 + h * 128 + (g ^ 4 * q) * 16;
+            const float4 m = *(const float4 *)(hand + pair_at);
+            const uint32_t subs =
+                *(const uint32_t *)(unit + F::CODES + (g + 8 * h) * 16 + (2 * q + pair) * 4) & 0x0f0f0f0f;
 
-            r[0].sub[h][0] = v.x, r[0].sub[h][1] = v.y, r[1].sub[h][0] = v.z, r[1].sub[h][1] = v.w;
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                r[0].sub[h][k] = block_byte(subs, k);
+                r[1].sub[h][k] = block_byte(subs, 2 + k);
+            }
             r[0].m[h][0] = m.x, r[0].m[h][1] = m.y, r[1].m[h][0] = m.z, r[1].m[h][1] = m.w;
         }
     } else if constexpr (F::X == BLOCK_X_START_16) {

@@ -24,7 +24,7 @@ struct block_iq2_xxs {
     static const int BULK_DEPTH = 3;
     static const int PAIRS = 1;
     static const int MIXED = 0;
-    static const int APART = 1;
+    static const int APART = 2;
     static const int TOGETHER = 1;
 };
 

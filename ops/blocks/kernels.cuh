@@ -11,6 +11,10 @@
     {                                                                                                                  \
         (const void *)block_mma<F, 1, BULK>, (const void *)block_mma<F, 8, BULK>, (const void *)block_mma<F, 16, BULK> \
     }
+#define BLOCK_SIDES_OF(F, BULK)                                                 \
+    {                                                                           \
+        BLOCK_SIDE(F, 1, BULK), BLOCK_SIDE(F, 8, BULK), BLOCK_SIDE(F, 16, BULK) \
+    }
 #define BLOCK_EXPERTS_OF(F, COLUMNS, PAIRS)                                                                  \
     {                                                                                                        \
         (const void *)block_experts<F, COLUMNS, 0, PAIRS>, (const void *)block_experts<F, COLUMNS, 1, PAIRS> \
@@ -24,7 +28,7 @@
         block_##name::UNIT,                                                                                            \
         block_##name::TABLES,                                                                                          \
         {block_##name::DEPTH, block_##name::BULK_DEPTH},                                                               \
-        BLOCK_SIDE(block_##name, 1),                                                                                   \
+        {BLOCK_SIDES_OF(block_##name, 0), BLOCK_SIDES_OF(block_##name, 1)},                                            \
         {BLOCK_RECORD_1(block_##name::X), BLOCK_RECORD_8(block_##name::X), 2 * BLOCK_RECORD_8(block_##name::X)},       \
         {BLOCK_TEAMS_OF(block_##name, 0), BLOCK_TEAMS_OF(block_##name, 1)},                                            \
         {BLOCK_EXPERTS_OF(block_##name, 1, RIDGE_MOE_MAX_SLOTS), BLOCK_EXPERTS_OF(block_##name, 1, MOE_PAIRS),         \

@@ -56,16 +56,18 @@ static ridge_status prepare(const ridge_device *device)
 
 static const int form_tokens[3] = {1, 8, 16};
 
-/* Lays out shared memory for so many teams and stages; returns whether it fits. */
-static bool fits(block_plan *p, const block_kernels *k, int64_t units, int sums, int64_t most)
+/* Lays out shared memory for so many teams and stages, of one token always for two tiles side by side; returns whether
+ * it fits. */
+static bool fits(block_plan *p, const block_kernels *k, int64_t units, bool gate_up, int64_t most)
 {
-    const int64_t x = p->records ? 0 : units * k->record[p->form], side = p->form ? 1 : k->side;
+    const int64_t x = p->records ? 0 : units * k->record[p->form], side = p->form ? p->each : k->side[0][0];
+    const int sums = (gate_up || side == 2 ? 2 : 1) * BLOCK_SUMS(form_tokens[p->form]);
 
     p->at_ring = (uint32_t)ridge_round_up(k->tables + x, 128);
     p->at_sums =
         (uint32_t)ridge_round_up(p->at_ring + (int64_t)p->teams * 4 * p->depth * side * BLOCK_PITCH(k->unit), 128);
     p->at_hand = p->at_sums + (uint32_t)(p->teams * sums);
-    p->at_bars = p->at_hand + (uint32_t)(p->form ? p->teams * 4 * BLOCK_HAND(k->x) : 0);
+    p->at_bars = p->at_hand + (uint32_t)(p->form ? p->teams * 4 * BLOCK_HAND(k->x) * side : 0);
     p->bytes = p->at_bars + (int64_t)p->teams * 4 * BLOCK_MAX_DEPTH * 8;
     return k->tables + x < most && p->bytes <= most;
 }
@@ -101,33 +103,39 @@ static int64_t most_stages(const block_kernels *k, const block_plan *p, int bulk
 }
 
 /* The teams that leave the fewest of them idle in the last round, of those within two of as many as fit with two
- * stages each; then more stages. Where x leaves no room for two teams, it stays in global memory. */
+ * stages each; then more stages. Of several tokens two tiles are side by side where all teams have room for them.
+ * Where x leaves no room for two teams, it stays in global memory. */
 static block_plan plan(const ridge_device *device, const ridge_problem *problem, int bulk)
 {
     const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
     const int64_t tokens = problem->dim[0], units = block_units(problem->dim[1]), most = host_max_shared(device);
+    const int form = tokens == 1 ? 0 : tokens <= 8 ? 1 : 2, side = k->side[bulk][form], teams = k->teams[bulk][form];
+    const bool gate_up = problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU;
     block_plan p = {}, best = {};
-    const int form = tokens == 1 ? 0 : tokens <= 8 ? 1 : 2, side = form ? 1 : k->side;
-    const int sums = (problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU ? 2 : side) * BLOCK_SUMS(form_tokens[form]);
-    int64_t tiles = tiles_of(device, problem, 1);
+    int64_t tiles = 0;
 
     p.form = form;
-    p.each = problem->op == RIDGE_BLOCK_GATE_UP_SWIGLU || tiles > k->teams[bulk][form] ? side : 1;
-    tiles = tiles_of(device, problem, p.each);
+    p.each = gate_up || tiles_of(device, problem, 1) > teams ? side : 1;
     p.depth = 2;
     best.bytes = INT64_MAX;
-    for (int records = 0; records < 2 && !best.teams; records++) {
-        p.records = records;
-        for (p.teams = k->teams[bulk][form]; p.teams >= (records ? 1 : 2); p.teams--) {
-            if (best.teams && p.teams < k->teams[bulk][form] - 2)
+    for (;;) {
+        const bool two = form && p.each == 2;
+
+        tiles = tiles_of(device, problem, p.each);
+        for (p.teams = teams; p.teams >= (two ? teams : p.records ? 1 : 2); p.teams--) {
+            if (best.teams && p.teams < teams - 2)
                 break;
-            if (fits(&p, k, units, sums, most) && (!best.teams || room(tiles, p.teams) < room(tiles, best.teams)))
+            if (fits(&p, k, units, gate_up, most) && (!best.teams || room(tiles, p.teams) < room(tiles, best.teams)))
                 best = p;
         }
+        if (best.teams || p.records)
+            break;
+        p.each = two ? 1 : p.each;
+        p.records = !two;
     }
     for (p = best; best.teams && p.depth < most_stages(k, &p, bulk, tiles); best = p) {
         p.depth++;
-        if (!fits(&p, k, units, sums, most))
+        if (!fits(&p, k, units, gate_up, most))
             break;
     }
     return best;
@@ -275,6 +283,7 @@ static ridge_status launch_few(const ridge_device *device, const ridge_kernel *k
         return status;
     a.teams = p.teams;
     a.depth = p.depth;
+    a.stage = p.each * BLOCK_PITCH(k->unit);
     a.each = p.each;
     a.all = a.work;
     a.work = (int)work_of(a.gate_up, a.work, a.each);

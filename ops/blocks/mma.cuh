@@ -411,60 +411,76 @@ static __device__ __forceinline__ void block_times_8(const uint32_t *codes, uint
     }
 }
 
-/* Run q of a unit times 8 TILES tokens: acc[4 tile + i] as the D operand has them. OWN: each token has records of its
- * own. HAND: scales come from `hand`, else from their owners. */
-template <class F, int TILES, int OWN, int HAND = 0>
+/* Run q of N units, PITCH bytes apart, which x is loaded once for, times 8 TILES tokens: acc[8 TILES n + 4 tile + i] as
+ * the D operand has them. OWN: each token has records of its own. HAND: scales come from `hand`, not their owners. */
+template <class F, int N, int PITCH, int TILES, int OWN, int HAND = 0>
 static __device__ __forceinline__ void block_run_8(const char *unit, const char *tables, const block_scales *s,
                                                    const char *hand, int q, block_x_at record, int64_t tile_stride,
                                                    int lane, float *acc)
 {
     enum { AUX = BLOCK_AUX(F::X) };
-    uint32_t codes[4][4];
+    uint32_t codes[N][4][4];
 
-    block_codes(F(), unit, tables, lane, q, codes);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        block_codes(F(), unit + n * PITCH, tables, lane, q, codes[n]);
 #pragma unroll
     for (int pair = 0; pair < 2; pair++) {
-        block_row_scales r[2] = {};
-
-        if (TILES > 1 || OWN == BLOCK_X_WORDS)
-            asm volatile("" ::: "memory"); /* keeps loads of x behind it: registers */
-        if constexpr (HAND)
-            block_get_scales<F>(hand, q, pair, lane, r);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if constexpr (!HAND)
-                block_hand_rows<F>(s, q, 2 * pair + i, lane, &r[i]);
-            block_times_sub<F>(codes[2 * pair + i], r[i]);
-        }
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            const int which = 2 * q + pair;
-            const uint4 x = block_x_codes<F, OWN>(record, tile * tile_stride, which, lane);
-            float4 number[AUX + 1];
-
+        const int which = 2 * q + pair;
+        block_row_scales r[N][2] = {};
+        uint4 x[TILES];
+        float4 number[TILES][AUX + 1];
+        const auto load = [&](int tile) {
+            x[tile] = block_x_codes<F, OWN>(record, tile * tile_stride, which, lane);
 #pragma unroll
             for (int k = 0; k <= AUX; k++)
-                number[k] = block_numbers<OWN>(record, tile * tile_stride, k, which, lane % 4);
+                number[tile][k] = block_numbers<OWN>(record, tile * tile_stride, k, which, lane % 4);
+        };
+
+        if (TILES > 1 || N > 1 || OWN == BLOCK_X_WORDS)
+            asm volatile("" ::: "memory"); /* keeps loads of x behind it: registers */
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                block_times_8<F>(codes[2 * pair + i], x, number, i, r[i], acc + 4 * tile);
+        for (int n = 0; n < N; n++) {
+            if constexpr (HAND)
+                block_get_scales<F>(unit + n * PITCH, hand + n * BLOCK_HAND(F::X), q, pair, lane, r[n]);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if constexpr (!HAND)
+                    block_hand_rows<F>(s + n, q, 2 * pair + i, lane, &r[n][i]);
+                block_times_sub<F>(codes[n][2 * pair + i], r[n][i]);
+            }
+#pragma unroll
+            for (int tile = 0; tile < TILES; tile++) {
+                if (n == 0)
+                    load(tile);
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    block_times_8<F>(codes[n][2 * pair + i], x[tile], number[tile], i, r[n][i],
+                                     acc + 8 * TILES * n + 4 * tile);
+            }
         }
     }
 }
 
-/* A unit: acc[run]. */
-template <class F, int TILES, int OWN, int HAND = 0>
-static __device__ __forceinline__ void block_unit_8(const char *unit, const char *tables, char *hand, block_x_at record,
-                                                    int64_t tile_stride, int lane, float (*acc)[4 * TILES])
+/* N units: acc[n][run]. */
+template <class F, int N, int PITCH, int TILES, int OWN, int HAND = 0>
+static __device__ __forceinline__ void block_units_8(const char *unit, const char *tables, char *hand,
+                                                     block_x_at record, int64_t tile_stride, int lane,
+                                                     float (*acc)[2][4 * TILES])
 {
-    block_scales s;
+    block_scales s[N];
 
-    block_own_scales(F(), unit, tables, HAND ? block_hand_lane(lane) : lane, &s);
-    if constexpr (HAND)
-        block_put_scales<F>(&s, lane, hand);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        block_own_scales(F(), unit + n * PITCH, tables, HAND ? block_hand_lane(lane) : lane, &s[n]);
+        if constexpr (HAND)
+            block_put_scales<F>(&s[n], lane, hand + n * BLOCK_HAND(F::X));
+    }
+    if (HAND)
+        __syncwarp(); /* the lanes' scales are visible to each other */
 #pragma unroll
     for (int q = 0; q < 2; q++)
-        block_run_8<F, TILES, OWN, HAND>(unit, tables, &s, hand, q, record, tile_stride, lane, acc[q]);
+        block_run_8<F, N, PITCH, TILES, OWN, HAND>(unit, tables, s, hand, q, record, tile_stride, lane, acc[0][q]);
 }
 
 template <int BULK> static __device__ __forceinline__ void block_wait(uint32_t bar, uint32_t parity, int depth)

@@ -15,7 +15,7 @@ struct block_q2_k {
     static const int BULK_DEPTH = 2;
     static const int PAIRS = 0;
     static const int MIXED = 0;
-    static const int APART = 1;
+    static const int APART = 2;
     static const int TOGETHER = 0;
 };
 
@@ -24,7 +24,8 @@ static __device__ __forceinline__ void block_codes(block_q2_k, const char *unit,
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const uint2 v = *(const uint2 *)(unit + h * 512 + lane * 16 + q * 8);
+        const uint4 both = *(const uint4 *)(unit + h * 512 + lane * 16);
+        const uint2 v = q ? make_uint2(both.z, both.w) : make_uint2(both.x, both.y);
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {

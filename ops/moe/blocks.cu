@@ -95,7 +95,7 @@ static bool find_plan(const ridge_device *device, const ridge_problem *problem, 
 {
     const block_kernels *k = ridge_block_kernels_of(problem->dtype[2]);
 
-    p->side = p->columns == 1 && problem->op != RIDGE_MOE_DOWN ? k->side : 1;
+    p->side = p->columns == 1 && problem->op != RIDGE_MOE_DOWN ? k->side[0][0] : 1;
     for (int least = 2; least > 0; least--)
         for (p->warps = EXPERT_WARPS(p->columns, p->side, device->arch == RIDGE_ARCH_SM90, k->x);
              p->warps >= EXPERT_TEAM(1); p->warps /= 2) {
