@@ -64,6 +64,11 @@ static void share_out(const ridge_device *device, const ridge_problem *problem, 
         }
     }
     p->batch = (int)ridge_max(1, ridge_min(most, 4 * p->warps / pairs));
+    /* No warps without a product, so that the next kernel's CTA may fit too, but as many as hold all of x at once. */
+    if (p->one && down && most * pairs < p->teams && block_units(problem->dim[1]) <= EXPERT_HELD * most * p->split) {
+        p->teams = (int)(most * pairs);
+        p->warps = (int)ridge_max(EXPERT_TEAM(1), p->teams * p->split);
+    }
     p->results =
         (int)((p->columns == 1 ? 4 : p->split) * (down ? pairs * BLOCK_ROWS : 2 * p->columns * 2 * BLOCK_ROWS));
 }
