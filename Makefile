@@ -108,8 +108,8 @@ install: all
 uninstall:
 	@rm -rf $(BUILD)/uninstall
 	@DESTDIR=$(abspath $(BUILD))/uninstall cmake --install $(BUILD) --prefix $(PREFIX) >/dev/null
-	@cd $(BUILD)/uninstall && find . ! -type d -exec rm -vf "$(DESTDIR)/{}" \;
-	@cd $(BUILD)/uninstall && find . -depth -name ridge -type d -exec rmdir "$(DESTDIR)/{}" \;
+	@cd $(BUILD)/uninstall && find . ! -type d -exec rm -vf "$(if $(DESTDIR),$(abspath $(DESTDIR)))/{}" \;
+	@cd $(BUILD)/uninstall && find . -depth -name ridge -type d -exec rmdir "$(if $(DESTDIR),$(abspath $(DESTDIR)))/{}" \;
 	@rm -rf $(BUILD)/uninstall
 
 ## wheel: a wheel for other machines in dist/: with libgomp and jansson inside, and the tag of the glibc that it needs

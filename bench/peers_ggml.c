@@ -277,12 +277,37 @@ static ggml_backend_buffer_type_t weights_memory(ggml_backend_t backend, struct 
     return ggml_backend_get_default_buffer_type(backend);
 }
 
+/* One line of a record; times: of a product, ascending. */
+static void print_record(ggml_backend_t backend, const struct problem *p, int64_t tokens, int sums, const double *times,
+                         double worst)
+{
+    char date[32], run[32];
+    time_t stamp = time(NULL);
+    double us = times[ROUNDS / 2], matrices = p->experts ? (double)(p->slots * tokens) : (double)tokens;
+    double flops = 2 * matrices * (double)(p->cols * p->rows) * (strcmp(p->op, "moe_gate_up_swiglu") ? 1 : 2);
+    double active = p->experts ? fmin((double)p->experts, matrices) * (strcmp(p->op, "moe_gate_up_swiglu") ? 1 : 2) : 1;
+    double bytes = active * (double)ggml_row_size(p->type, p->cols) * (double)p->rows;
+
+    strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", gmtime(&stamp));
+    strftime(run, sizeof(run), "%Y%m%dT%H%M%S", gmtime(&stamp));
+    printf("%s-ggml%d,%s,%s,%s,ggml,peers,%s,tokens=%lld cols=%lld rows=%lld", run, (int)getpid(), date, ggml_commit(),
+           ggml_backend_dev_description(ggml_backend_get_device(backend)), p->op, (long long)tokens, (long long)p->cols,
+           (long long)p->rows);
+    if (p->experts)
+        printf(" experts=%lld slots=%lld", (long long)p->experts, (long long)p->slots);
+    printf(" x=f32 w=%s out=f32%s,ggml,%s,%.6g,%.6g,%.6g,%.6g,%.6g,,%.3g,\n", ggml_type_name(p->type),
+           sums ? " residual=1" : "",
+           sums         ? "mul_mat_id+sum"
+           : p->experts ? "mul_mat_id"
+                        : "mul_mat",
+           us, times[ROUNDS / 5], times[ROUNDS - 1 - ROUNDS / 5], flops / us * 1e-6, bytes / us * 1e-3, worst);
+    fflush(stdout);
+}
+
 static void measure(ggml_backend_t backend, const struct problem *p, int64_t tokens, int sums)
 {
     struct built b;
     double times[ROUNDS];
-    char date[32], run[32];
-    time_t stamp = time(NULL);
     uint32_t state = 3;
     double dot = 0;
     int repeats = 4, cpu = ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
@@ -321,26 +346,7 @@ static void measure(ggml_backend_t backend, const struct problem *p, int64_t tok
             times[round] = us / b.products;
     }
     qsort(times, ROUNDS, sizeof(*times), compare);
-    double us = times[ROUNDS / 2], matrices = p->experts ? (double)(p->slots * tokens) : (double)tokens;
-    double flops = 2 * matrices * (double)(p->cols * p->rows) * (strcmp(p->op, "moe_gate_up_swiglu") ? 1 : 2);
-    double active = p->experts ? fmin((double)p->experts, matrices) * (strcmp(p->op, "moe_gate_up_swiglu") ? 1 : 2) : 1;
-    double bytes = active * (double)ggml_row_size(p->type, p->cols) * (double)p->rows;
-
-    strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", gmtime(&stamp));
-    strftime(run, sizeof(run), "%Y%m%dT%H%M%S", gmtime(&stamp));
-    printf("%s-ggml%d,%s,%s,%s,ggml,peers,%s,tokens=%lld cols=%lld rows=%lld", run, (int)getpid(), date, ggml_commit(),
-           ggml_backend_dev_description(ggml_backend_get_device(backend)), p->op, (long long)tokens, (long long)p->cols,
-           (long long)p->rows);
-    if (p->experts)
-        printf(" experts=%lld slots=%lld", (long long)p->experts, (long long)p->slots);
-    printf(" x=f32 w=%s out=f32%s,ggml,%s,%.6g,%.6g,%.6g,%.6g,%.6g,,%.3g,\n", ggml_type_name(p->type),
-           sums ? " residual=1" : "",
-           sums         ? "mul_mat_id+sum"
-           : p->experts ? "mul_mat_id"
-                        : "mul_mat",
-           us, times[ROUNDS / 5], times[ROUNDS - 1 - ROUNDS / 5], flops / us * 1e-6, bytes / us * 1e-3,
-           error(&b, p, x, first));
-    fflush(stdout);
+    print_record(backend, p, tokens, sums, times, error(&b, p, x, first));
     free(x), free(first);
     ggml_backend_buffer_free(buffer);
     ggml_backend_buffer_free(weights);

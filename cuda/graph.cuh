@@ -134,7 +134,8 @@ static void order_join(graph_edges *g, size_t node)
         return;
     low = g->sorted ? low : 0;
     for (const graph_edge *e = begin; e < end; e++)
-        depth = mark_before(g, e->from, low, stamp, depth);
+        if (e->data.from_port != cudaGraphKernelNodePortLaunchCompletion)
+            depth = mark_before(g, e->from, low, stamp, depth);
     while (depth)
         depth = mark_before(g, g->stack[depth - 1], low, stamp, depth - 1);
     for (const graph_edge *e = begin; e < end; e++)
@@ -178,6 +179,10 @@ static cudaError_t order_edges(cudaGraph_t graph)
     if (error || g.nodes < 3) /* too few for a join; an empty graph has no edges to ask for */
         return error;
     error = cudaGraphGetEdges(graph, NULL, NULL, NULL, &g.edges);
+    if (error == cudaErrorCallRequiresNewerDriver) { /* one of before CUDA 12.3, whose edges have no kinds */
+        cudaGetLastError();
+        return cudaSuccess;
+    }
     if (error || g.edges < 2)
         return error;
     error = read_edges(graph, &g);

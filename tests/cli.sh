@@ -142,6 +142,8 @@ sed -i '/^r,d,cut$/d' "$dir/cut.csv" && expect 0 "copy" "$ridge" compare "$dir/c
 # tune replaces tuning files alone, no record and no model; a closed stream's number goes to no file.
 cp "$dir/a.csv" "$dir/kept.csv"
 expect 1 "kept.csv: it is there and is no tuning file" "$ridge" tune $problem -o "$dir/kept.csv" --device cpu
+echo "# ridge" >"$dir/kept.md"
+expect 1 "kept.md: it is there and is no tuning file" "$ridge" tune $problem -o "$dir/kept.md" --device cpu
 "$ridge" bench $problem --device cpu --csv "$dir/closed.csv" >&- 2>/dev/null && fail "a closed standard output is no failure"
 expect 0 "copy" "$ridge" compare "$dir/closed.csv"
 "$ridge" info <&- >"$dir/out" 2>&1 || fail "needs a standard input"

@@ -157,6 +157,31 @@ static void backwards(void)
     CHECK(cudaGraphDestroy(graph) == cudaSuccess);
 }
 
+/* Node 0 waits for the start of node 5 alone: that node 1 is before node 5 does not say that it has ended. */
+static void starts(void)
+{
+    cudaGraph_t graph = capture(1);
+    cudaGraphNode_t node[7];
+    const int from[] = {1, 5, 1, 6}, to[] = {5, 0, 0, 0};
+    size_t nodes = 7;
+    const edges before = edges_of(graph);
+    edges after;
+
+    CHECK(cudaGraphGetNodes(graph, node, &nodes) == cudaSuccess);
+    CHECK(cudaGraphRemoveDependencies(graph, before.from, before.to, before.data, before.count) == cudaSuccess);
+    for (int i = 0; i < 4; i++) {
+        cudaGraphEdgeData data = before.data[0];
+
+        if (before.early && i == 1)
+            data.from_port = cudaGraphKernelNodePortLaunchCompletion;
+        CHECK(cudaGraphAddDependencies(graph, &node[from[i]], &node[to[i]], &data, 1) == cudaSuccess);
+    }
+    CHECK(ridge_order_graph(device, graph) == RIDGE_OK);
+    after = edges_of(graph);
+    CHECK(after.count == 4 && edge(&after, node, 1, 0) != 0);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+}
+
 static void launch(cudaGraph_t graph)
 {
     cudaGraphExec_t ready = NULL;
@@ -230,6 +255,7 @@ int main(void)
     CHECK(cudaEventCreateWithFlags(&joined, cudaEventDisableTiming) == cudaSuccess);
     joins();
     backwards();
+    starts();
     same_bits();
     large();
     small();

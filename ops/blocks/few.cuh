@@ -144,14 +144,14 @@ template <int BULK, int TOKENS, int SIDE>
 static __device__ __forceinline__ bool block_has_read(const block_acc<TOKENS> *acc)
 {
     if constexpr (BULK) {
-        bool never = true;
+        bool found = false; /* "or", so that a sum that is a constant drops out and the others stay */
 
 #pragma unroll
         for (int i = 0; i < SIDE; i++)
 #pragma unroll
             for (int run = 0; run < (TOKENS > 1 ? 2 : 1); run++)
-                never = never && __float_as_uint(acc[i].v[run][0]) == 0x7f800001;
-        return !__any_sync(~0u, never);
+                found = found || __float_as_uint(acc[i].v[run][0]) == 0x7f800001;
+        return !__any_sync(~0u, found);
     } else {
         __syncwarp();
         return true;

@@ -307,6 +307,8 @@ def test_order_graph(device):
         return R.swiglu(b, c)
 
     want = work(torch.cuda.current_stream())
+    if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
+        pytest.skip("this PyTorch keeps no graph")
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
         got = work(side)

@@ -71,13 +71,13 @@ static FILE *create(out_file *out)
 /* An empty file, or one that `ridge tune` wrote. */
 static bool replaceable(const char *file)
 {
-    char first[8] = "";
+    char first[9] = "";
     FILE *from = fopen(file, "r");
-    const size_t length = from ? fread(first, 1, 7, from) : 1;
+    const size_t length = from ? fread(first, 1, 8, from) : 1;
 
     if (from)
         fclose(from);
-    return length == 0 || memcmp(first, "# ridge", 7) == 0;
+    return length == 0 || memcmp(first, "# ridge ", 8) == 0;
 }
 
 bool out_open(out_file *out, const char *verb, const char *path)

@@ -22,6 +22,16 @@ static void on_interrupt(int signal_number)
     ending |= signal_number != SIGINT;
 }
 
+/* Where the signal would end the program, it ends the dialogue; one that is ignored (nohup) stays so. */
+static void end_with(int signal_number)
+{
+    const struct sigaction action = {.sa_handler = on_interrupt};
+    struct sigaction old;
+
+    if (sigaction(signal_number, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+        sigaction(signal_number, &action, NULL);
+}
+
 typedef struct options {
     const char *prompt, *device, *system, *temp, *top_p, *min_p, *save, *load;
     uint64_t most, top_k, seed, positions;
@@ -257,7 +267,7 @@ static bool run(generation *g)
             puts("");
     }
     fflush(stdout);
-    /* A dialogue is kept also where its last message failed: the text is then as it was before that message. */
+    /* A dialogue is kept also where its last message failed, up to what had been read and written by then. */
     if (g->o->save && (good || g->o->dialogue) && ridge_lm_position(g->session) > 0 &&
         ridge_lm_save(g->session, g->o->save))
         good = failed();
@@ -351,11 +361,12 @@ int cmd_generate(int argc, char **argv)
     g.sampling.top_k = (int32_t)o.top_k;
     g.sampling.seed = o.seed;
     sigaction(SIGINT, &action, NULL);
-    if (o.save) { /* the end of a terminal or of a service does not lose the text */
-        sigaction(SIGTERM, &action, NULL);
-        sigaction(SIGHUP, &action, NULL);
+    good = (!o.save || may_save(o.save)) && open_model(&g, words.at[0]) && open_session(&g);
+    if (good && o.save) { /* the end of a terminal or of a service does not lose the text */
+        end_with(SIGTERM);
+        end_with(SIGHUP);
     }
-    good = (!o.save || may_save(o.save)) && open_model(&g, words.at[0]) && open_session(&g) && run(&g);
+    good = good && run(&g);
     ridge_lm_session_close(g.session);
     ridge_lm_close(g.lm);
     ridge_close(g.device);
